@@ -1,16 +1,17 @@
-# The two commands of the README: `make demo` and `make test`. Both set up what they need.
-# `make test-all` runs the tests that take longer, too: docs/maintaining/testing.md.
+# The two commands of the README: `make demo` and `make test`. Both set up what they need. `make test-all` also runs the
+# longer tests: docs/maintaining/testing.md.
 
 PYTHON ?= python3
-# What `make test-torch` and `make test-python` test beside the versions that `make test` runs with; see docs/maintaining/testing.md.
+# Versions that `make test-torch` and `make test-python` test, in addition to those of `make test`; see
+# docs/maintaining/testing.md.
 TORCH ?= 2.11 2.12 2.15
 PYTHONS ?= 2.11/3.12 2.13/3.12 2.13/3.13
-# Processes that share the tests of a file each. Ranks of a test take more than a core for moments only.
+# Processes that run tests, a file at a time. A test's ranks need more than one core only for moments.
 TEST_PROCESSES ?= 3
-# Folders whose files take longest go first, so that none of these files is left alone at the end.
+# Folders with the longest files go first, so that none of these files runs alone at the end.
 LONGEST := tests/stack/ tests/project/ tests/bench/ tests/workloads/
 TEST_FOLDERS := $(LONGEST) $(filter-out $(LONGEST) tests/__pycache__/,$(wildcard tests/*/))
-# Hundreds of processes of the tests load the same modules; where nothing may be kept, each compiles all of ours again.
+# Hundreds of test processes load the same modules; without bytecode files, each would compile all of ours again.
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 GPU_DEVICES := $(wildcard /dev/nvidiactl /dev/dxg)
@@ -21,8 +22,8 @@ SHARED := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfi
 .PHONY: test-ray test-torch test-python servers drawing screenshots
 .PHONY: install install-dev check benchmarks clean
 
-# On the CPU two ranks; one GPU trains alone; several, up to 8, train together, each with the batch of one. The model and
-# its precision are the device's defaults.
+# On a CPU, two ranks; on one GPU, one rank; on several, up to 8, one rank per GPU with the same batch each. The model
+# and its precision are the device's defaults.
 demo: $(VENV)/.installed
 	@gpus=$$($(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 8))") || exit 1; \
 	case $$gpus in \
@@ -56,7 +57,7 @@ test-rest:
 	$(MAKE) test-slow
 	for group in $(HEAVY); do $(MAKE) test-$$group || exit 1; done
 
-# Groups that each take minutes; CI runs one of them, by its commit. The others that are slow run every time.
+# Groups that each take minutes; CI runs one of them, which the commit selects.
 HEAVY := faults slurm drawn examples bytes alone ray
 FAULTS := tests/slow/test_faults.py tests/bench/session/test_full_disk.py tests/bench/session/test_runner_ends.py
 SLURM := $(wildcard tests/slow/test_slurm*.py tests/slow/clusters/test_*.py)
@@ -65,11 +66,11 @@ EXAMPLES := tests/project/test_examples.py tests/project/pages/test_nightly_bloc
 	tests/bench/engines/kubernetes/test_pods.py
 BYTES := tests/slow/test_server_bytes.py tests/slow/test_wire_bytes.py tests/collectors/traces/intervals/test_hta.py
 
-# Only files that have such tests are loaded: all take half a minute.
+# Load only files with such tests: loading all files takes half a minute.
 SLOW_FILES = $(filter-out $(FAULTS) $(SLURM) $(DRAWN) $(EXAMPLES) $(BYTES), \
 	$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests))
 
-# CI runs one half of them, by its commit.
+# CI runs one half of them, which the commit selects.
 SLOW_BENCH = $(filter tests/bench/%,$(SLOW_FILES))
 SLOW_OTHER = $(filter-out $(SLOW_BENCH),$(SLOW_FILES))
 
@@ -96,12 +97,12 @@ test-examples: servers $(VENV)/.installed-dev
 test-bytes: servers $(VENV)/.installed-dev
 	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(BYTES)
 
-# Those that measure, one after another.
+# Tests that measure, one after another.
 test-alone: servers $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --cpu-budget=1250 -m alone \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 
-# Ray is 80 MB to install, and one of its clusters takes both cores of a small machine: its tests run alone, too.
+# Ray takes 80 MB to install, and one cluster takes both cores of a small machine, so its tests also run alone.
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest --cpu-budget=600 -m ray \
 		tests/slow/test_ray.py tests/slow/clusters/test_ray_gpus.py tests/slow/clusters/test_cluster_trees.py
@@ -119,12 +120,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/observatory dashboards render --check
 
-# Debian's packages, where we may install them; elsewhere the tests that need one say so and skip.
+# Debian's packages, if they may be installed; otherwise the tests that need one skip with the reason.
 servers:
 	@sh tests/support/install_servers.sh
 
-# Grafana's own components, with which tests draw our pages: 650 MB from npm, for `make test-rest` and pictures alone.
-# Where npm or Chromium is missing the tests say so and skip.
+# Grafana's own components, with which tests draw the dashboards: 650 MB from npm, only for `make test-rest` and
+# pictures. Without npm or Chromium, the tests skip with the reason.
 DRAWING := .drawing
 drawing:
 	@sh tests/support/install_servers.sh drawing
@@ -137,7 +138,7 @@ $(DRAWING)/.installed: tests/stack/drawn/package.json tests/stack/drawn/package-
 	cd $(DRAWING) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
-# Draws the pictures of docs/pictures anew.
+# Draws the pictures in docs/pictures again.
 screenshots: drawing $(VENV)/.installed-dev
 	$(BIN)/python -m tests.stack.drawn.screenshots docs/pictures
 
@@ -153,8 +154,8 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.traces
 	$(BIN)/python -m tests.benchmarks.traces --growth
 
-# Checks of a GPU machine, which needs a Python with torch and no network: docs/measured/README.md.
-# A call takes at most BUDGET seconds, and the next call goes on: make gpu OUT=folder MORE="-k window".
+# Checks of a GPU machine, which needs a Python with torch but no network: docs/measured/README.md. A call takes at most
+# BUDGET seconds, and the next call continues: make gpu OUT=folder MORE="-k window".
 OUT ?= gpu-results
 BUDGET ?= 540
 MORE ?=
@@ -169,11 +170,11 @@ gpu:
 	@$(PYTHON) -m tests.gpu.start --wheels $(GPU_WHEELS) --venv $(GPU_VENV) \
 		--output $(OUT) --budget $(BUDGET) $(MORE)
 
-# Runs every check's commands once on this CPU, all tiny: a mistake shows here, and costs no minutes of a GPU.
+# Runs every check's commands once on this CPU, with tiny sizes: a mistake shows here and costs no GPU time.
 gpu-rehearsal: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.gpu.start --rehearse --output $(OUT) --budget 3600 $(MORE)
 
-# For a machine without a network: fetched here, carried there. At most 40 MB, without torch.
+# Wheels for a machine without a network, to be copied there. At most 40 MB, without torch.
 gpu-wheels:
 	rm -rf $(GPU_WHEELS).new
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
@@ -185,7 +186,7 @@ gpu-wheels:
 gpu-clean:
 	rm -rf $(GPU_WHEELS) $(GPU_WHEELS).new $(GPU_VENV) $(OUT)
 
-# Small breaks in the files that a change touches, and which of them no test sees: docs/maintaining/testing.md.
+# Breaks the files of a change in small ways, and lists the breaks that no test detects: docs/maintaining/testing.md.
 # make mutants BASE=commit FILES="bench/suite/plan.py ..." MINUTES=10
 BASE ?=
 FILES ?=
@@ -199,7 +200,7 @@ mutants: $(MUTANTS)/.installed
 	@$(BIN)/python -m tests.project.ci.mutants --minutes $(MINUTES) $(if $(BASE),--base $(BASE)) \
 		$(FILES) $(if $(TESTS),--tests $(TESTS))
 
-# An environment of its own beside that of the tests, whose packages it reads.
+# A separate environment, which also reads the packages of the tests' environment.
 $(MUTANTS)/.installed: $(VENV)/.installed-dev
 	$(PYTHON) -m venv $(MUTANTS)
 	$(MUTANTS)/bin/python -m pip install --quiet mutmut==3.8.1
@@ -212,7 +213,7 @@ install-dev: $(VENV)/.installed-dev
 
 SCANNER := hatch_build.py $(wildcard collectors/traces/reading/scanner/*)
 
-# torch's own index of builds for a CPU. The other one's, for Linux on x86-64, bring CUDA's libraries.
+# torch's own index of CPU builds. The builds of the default index, for Linux on x86-64, include CUDA's libraries.
 CPU_TORCH = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install $(shell grep '^torch==' constraints.txt) \
 	--index-url https://download.pytorch.org/whl/cpu
 
@@ -220,7 +221,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(SCANNER)
 	@echo "$(VENV): installing torch, this program and what it needs; this takes 1 to 6 minutes, and pip shows how far it is"
 	@if [ "$$(uname -sm)" = "Linux x86_64" ] && [ -z "$(GPU_DEVICES)" ] \
 		&& ! ls $(VENV)/lib/python*/site-packages/torch >/dev/null 2>&1; then \
-		echo "no NVIDIA GPU is here, and the package index's torch brings CUDA's libraries: 2.8 GB; the CPU build has 0.2 GB"; \
+		echo "this machine has no NVIDIA GPU, and the package index's torch includes CUDA's libraries: 2.8 GB; the CPU build has 0.2 GB"; \
 		echo "to take that build, press Ctrl-C, run this command, then the same make again:"; \
 		echo "    $(CPU_TORCH)"; \
 	fi
@@ -233,7 +234,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# For `make test-ray` alone.
+# Only for `make test-ray`.
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
 	@echo "$(VENV): installing Ray, 80 MB"
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[ray]'

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.project.ci.cpu_seconds"]
 
-# Prometheus, Alertmanager and promtool use a fifth less CPU where they collect their garbage seldom.
+# Prometheus, Alertmanager and promtool use a fifth less CPU if they seldom collect garbage.
 os.environ.setdefault("GOGC", "400")
 
-settings.register_profile("any machine", deadline=None)  # A busy machine makes no example wrong.
+settings.register_profile("any machine", deadline=None)  # A slow example on a busy machine is not a failure.
 settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a real Grafana be named, which cannot be installed from a package index."""
+    """Add the option for a real Grafana, which cannot be installed from a package index."""
     parser.addoption(
         "--grafana-url",
         metavar="URL",
@@ -45,24 +45,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One folder for what everything here keeps as temporary files: what is left by those that were killed goes too."""
+    """Put all temporary files into one folder, so that those of killed processes are also removed."""
     tmp_path_factory.getbasetemp()  # pytest's own folders stay where people look for them.
     os.environ["TMPDIR"] = tempfile.tempdir = folder = tempfile.mkdtemp(prefix="observatory-")
-    Path(folder).chmod(0o711)  # Servers that run as users of their own have folders in there.
-    # After multiprocessing's own end, at -100, which wants to remove what it has in there itself.
+    Path(folder).chmod(0o711)  # Servers that run as other users have folders in it.
+    # After multiprocessing's own exit handler (priority -100), which removes its own files there.
     Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_is_heard() -> None:
-    """A shell has what it starts in its background ignore Ctrl-C, and all that tests start inherits that."""
+    """Handle Ctrl-C: a shell makes its background jobs ignore it, and all processes of the tests would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _umask_of_the_tests() -> Iterator[None]:
-    """Our command keeps what it writes for its user; run in this process, it leaves its umask behind."""
+    """Restore the umask, which `observatory` changes in its process to keep its files private."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -70,36 +70,36 @@ def _umask_of_the_tests() -> Iterator[None]:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """An empty folder whose name leaves room for a socket's, which may have 107 letters in all."""
+    """An empty folder with a name short enough for a socket's path, which may have at most 107 letters."""
     with tempfile.TemporaryDirectory(prefix="") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRanks]:
-    """See `OnRanks`: all calls of a module on the same ranks."""
+    """See `OnRanks`: all calls of a module use the same ranks."""
     from tests.support.ranks import KeptRanks  # Only tests of ranks load torch.
 
-    with closing(KeptRanks(tmp_path_factory.mktemp("ranks"))) as kept:
-        yield kept.run
+    with closing(KeptRanks(tmp_path_factory.mktemp("ranks"))) as ranks:
+        yield ranks.run
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_history_of_the_users() -> None:
-    """Whoever runs the tests may have told our command where their own runs are."""
+    """Remove the variables with which the user may have named their own runs."""
     for name in (RUNS_VARIABLE, STORE_VARIABLE):
         os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the fake NVML of the newest driver; `tests.support.nvml` has scenes for it."""
+    """The folder of the newest driver's fake NVML; `tests.support.nvml` has scenes for it."""
     return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="session")
 def on_fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
-    """See `OnRanks`: each call on ranks of its own, for what a process has but once."""
+    """See `OnRanks`: each call uses new ranks, for state that a process has only once."""
     from tests.support.ranks import run_on_ranks  # Only tests of ranks load torch.
 
     folder = tmp_path_factory.mktemp("fresh-ranks")
@@ -112,18 +112,18 @@ def on_fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """For a second run of what failed."""
+    """Store the exit code, for a second run of failed tests."""
     keep_exit_code(session.config, exitstatus)
 
 
 def pytest_collection_finish() -> None:
-    """What was loaded to collect the tests stays: the garbage collector need not look at it again."""
+    """Exempt the collected tests and their modules, which stay, from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs more GPUs than there are, with the reason; a rehearsal of the checks of a GPU needs none."""
+    """Skip tests that need more GPUs than this machine has, with the reason; a rehearsal of GPU checks needs none."""
     for item in items:
         markers = [marker.name for marker in item.iter_markers()]
         if not GPUS.keys().isdisjoint(markers):

@@ -1,4 +1,4 @@
-"""Options that training strategies share: their definitions, refusals, and what cost models and training read of them.
+"""Options that training strategies share: definitions, refusals, and the values that cost models and training read.
 
 A refusal is a message that says why a setup cannot run, and what would; see `StrategySpec.refusals`. Imports no torch.
 """
@@ -44,13 +44,13 @@ FP32_HEAD_MULTIPLE = 4
 
 
 def pinned_kernel(setup: Setup) -> KernelName | None:
-    """Return the kernel that the setup names; None where torch chooses."""
+    """Return the kernel that the setup names; None if torch chooses."""
     word = ATTENTION.of(setup)
     return None if word == ATTENTION.default else word  # type: ignore[return-value]  # The option allows no other word.
 
 
 def attention_refusals(setup: Setup) -> Iterator[str]:
-    """Yield why the named kernel cannot attend; what depends on the GPU itself is checked when the model is made."""
+    """Yield why the named kernel cannot attend; checks of the GPU itself run when the model is made."""
     kernel, width = pinned_kernel(setup), setup.shape.head_width
     if kernel is None:
         return
@@ -79,13 +79,13 @@ def head_remedy(setup: Setup) -> str:
     return f"use such a --width for {setup.shape.heads} heads"
 
 
-# Convergence checks: the options that they add to a case, which no spec lists. No command line sets them and
-# `observatory list` does not show them; they are recorded with all other options, and a case that has them is not
-# comparable with one that has not.
+# Convergence checks: the options that they add to a case. No spec lists them, no command line sets them and
+# `observatory list` does not show them. They are recorded with all other options; a case with them is not comparable
+# with a case without them.
 
 Mistake = Literal["learning_rate", "sampler_epoch", "batch_statistics"]
-"""A fault made on purpose. learning_rate: the rule that scales it is not applied. sampler_epoch: each epoch has the
-order of the first. batch_statistics: each rank normalises by its own share of the batch."""
+"""A deliberate fault. learning_rate: the rule that scales it is not applied. sampler_epoch: every epoch has the order
+of the first. batch_statistics: each rank normalises by its own share of the batch."""
 
 MISTAKES: tuple[Mistake, ...] = get_args(Mistake)
 
@@ -118,7 +118,7 @@ class Check:
 
 
 def check_of(setup: Setup) -> Check | None:
-    """Read the check from the setup's options; None where they hold none."""
+    """Read the check from the setup's options; None if they hold none."""
     options = setup.options
     if "check_epoch_steps" not in options:
         return None
@@ -153,7 +153,7 @@ RECEIVES_EARLY: tuple[ScheduleName, ...] = ("interleaved", "interleaved_zero_bub
 stage per rank, no earlier than the receiving rank needs it."""
 CAN_DEFER: tuple[ScheduleName, ...] = ("interleaved",)
 """Schedules whose receives torch 2.13 defers in the order of their sends. In zero-bubble schedules it does not keep
-that order, and a rank takes one tensor of a neighbour for another."""
+that order, so a rank mistakes one of a neighbour's tensors for another."""
 
 
 def priority_refusals(setup: Setup) -> Iterator[str]:
@@ -170,7 +170,7 @@ def priority_refusals(setup: Setup) -> Iterator[str]:
 
 
 def priority_axes(setup: Setup, axis: str) -> tuple[str, ...]:
-    """Return the axis that messages travel along, where they have high priority."""
+    """Return the axis that messages travel along if they have high priority, otherwise no axis."""
     return (axis,) if HIGH_PRIORITY.of(setup) else ()
 
 
@@ -197,7 +197,7 @@ def deferring_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[str]:
 
 
 def too_old_to_defer(setup: Setup, *, release: tuple[int, int] | None = None) -> Iterator[str]:
-    """Yield why this torch cannot defer receives. release: of torch; by default the installed one."""
+    """Yield why this torch cannot defer receives. release: torch's release; by default the installed one."""
     if DEFER_RECEIVES.of(setup) and (release or torch_release()) < FIRST_TO_DEFER:
         installed, first = (".".join(map(str, each)) for each in (release or torch_release(), FIRST_TO_DEFER))
         yield (
@@ -218,7 +218,7 @@ def pipeline_message_notes(setup: Setup, schedule: ScheduleName) -> list[str]:
 
 
 def offload_notes(setup: Setup) -> list[str]:
-    """Return a note where a strategy with the option `offload` offloads on a CPU, where nothing moves."""
+    """Return a note if the option `offload` is set on a CPU, where nothing moves."""
     if setup.options["offload"] and setup.device == "cpu":
         return ["offload on a CPU is control flow only: nothing moves, so its figures say nothing about offloading"]
     return []
@@ -253,8 +253,7 @@ CHECKPOINT_EVERY = Option(
     name="checkpoint_every",
     default=1,
     minimum=1,
-    help="with checkpoint=full or selective: of so many blocks only the last is recomputed, so 2 recomputes half of"
-    " them; 1: all are",
+    help="with checkpoint=full or selective: recompute one block in this many, so 2 recomputes half of them; 1: all",
     added_later=True,
 )
 
@@ -317,7 +316,7 @@ def microbatch_count(setup: Setup) -> int:
 
 
 def checkpoint_every(setup: Setup) -> int:
-    """Return of how many blocks backward recomputes one, where blocks are checkpointed."""
+    """Return n: backward recomputes the last of every n blocks, if blocks are checkpointed."""
     return int(CHECKPOINT_EVERY.of(setup))
 
 
@@ -357,7 +356,7 @@ def loss_chunks(setup: Setup) -> int:
 
 
 def unchunked_refusals(setup: Setup, because: str) -> list[str]:
-    """Return why a strategy computes the loss only at once. because: what stands against chunks, and what would do."""
+    """Return why a strategy cannot compute the loss in chunks. because: the obstacle, and what would work."""
     if loss_chunks(setup) == 1:
         return []
     return [f"option {LOSS_CHUNKS.name} is {loss_chunks(setup)}, but {because}; leave it out"]
@@ -407,7 +406,7 @@ def peak_not_covered(setup: Setup) -> Absent | None:
         return Absent(reason="the cost model of activations does not cover a loss that is computed in chunks")
     if setup.shape.is_tied:
         # Measured on torch 2.13: at the end two more tables live than the gradient itself.
-        return Absent(reason="autograd holds the gradients of a tied head and embedding apart until both are there")
+        return Absent(reason="autograd holds the gradients of a tied head and embedding separately until both exist")
     if is_rounded(setup):
         return Absent(reason="the cost model of activations covers weights=autocast only")
     return None
@@ -420,9 +419,9 @@ def training_refusals(
     weights_refused: Mapping[Weights, str] = MappingProxyType({"bf16": NO_MASTER}),
     is_reduced_rounded: bool = False,
 ) -> list[str]:
-    """Return why the strategy could not train this setup, as far as that does not depend on how it divides the model.
+    """Return why the strategy cannot train this setup, except for reasons in how it divides the model.
 
-    data_ranks: those that share a batch. weights_refused: values of `weights` that it refuses, with the reasons.
+    data_ranks: ranks that share a batch. weights_refused: values of `weights` that it refuses, with the reasons.
     is_reduced_rounded: it can round gradients for their reduction.
     """
     return [
@@ -437,7 +436,7 @@ def training_refusals(
 
 
 def tied_refusals(setup: Setup, because: str) -> list[str]:
-    """Return why a strategy cannot train a head that has the embedding's weight. because: where the two would lie."""
+    """Return why a strategy cannot train a head that has the embedding's weight. because: where each is held."""
     if not setup.shape.is_tied:
         return []
     return [
@@ -462,7 +461,7 @@ def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
 def graph_refusals(setup: Setup, because: str) -> list[str]:
     """Return why compiled blocks cannot be CUDA graphs.
 
-    because: what goes wrong in this strategy. Nothing does in DistributedDataParallel: its hooks run outside blocks.
+    because: what goes wrong in this strategy. DistributedDataParallel has no problem: its hooks run outside blocks.
     """
     mode = setup.options["compile"]
     if setup.device != "cuda" or mode not in GRAPH_MODES:

@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 from workloads.cost_models.schedules import Action, MessageEnd
 from workloads.spec import Setup
 
-# Probes: the function that measures the machine, and what it is passed for that.
+# Probes: the function that measures the machine, and its arguments.
 
 Quantity = Literal["collective_s", "copy_s", "matmul_s", "pair_s", "rounds", "sent_bytes", "peak_node_bytes"]
-"""What a rank can measure of one call.
+"""A quantity that a rank can measure in one call.
 
-collective_s, copy_s, matmul_s, pair_s: its time by the stopwatch; these are recorded as `Elapsed`.
-rounds: rounds of messages, including those in which the rank has none. sent_bytes: all that the rank sent.
+collective_s, copy_s, matmul_s, pair_s: the call's time by the stopwatch, recorded as `Elapsed`.
+rounds: rounds of messages, including those in which the rank has none. sent_bytes: all bytes that the rank sent.
 peak_node_bytes: the most that the rank sent, or received, in one round.
 """
 
@@ -33,7 +33,7 @@ class ProbeSetup(Setup, Protocol):
 
     @property
     def warm_up(self) -> int:
-        """Calls before them."""
+        """Calls before the measured ones."""
 
 
 class Elapsed(Protocol):
@@ -45,19 +45,19 @@ class Elapsed(Protocol):
 
     @property
     def with_host_s(self) -> float | None:
-        """Time that a loop in Python takes for it, the host's launch included; None on a CPU, where both are one."""
+        """Time of the call in a Python loop, with the host's launch; None on a CPU, where both times are the same."""
 
     @property
     def why_with_host(self) -> str | None:
-        """Why `elapsed_s` of a device includes the host; None where it does not."""
+        """Why `elapsed_s` of a device includes the host; None if it does not."""
 
     @property
     def begun_ns(self) -> int | None:
-        """Unix time from which on the device did nothing but this call; None on a CPU."""
+        """Unix time from which the device ran nothing but this call; None on a CPU."""
 
 
 class Record(Protocol):
-    """Records one measurement: figures that share their labels, which are those of the quantity's metric."""
+    """Records one measurement: figures that share their labels, the labels of the quantity's metric."""
 
     def __call__(self, figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None: ...
 
@@ -71,7 +71,7 @@ class Stopwatch(Protocol):
     def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
         """Time calls one by one, each begun when the one before is finished; the result is their median.
 
-        Ranks must not meet in a call.
+        The call must not wait for other ranks.
         warm_up_s: how long the call is repeated after the warm-up calls, until the device runs at the clock it keeps.
         """
 
@@ -80,7 +80,7 @@ Probe = Callable[[ProbeSetup, DeviceMesh, Record, Stopwatch], None]
 """Type of the function that a probe's entry in `workloads.registry` names.
 
 Raises:
-    RuntimeError: what was computed is wrong, or what was asked for does not fit into memory.
+    RuntimeError: a computed result is wrong, or the requested sizes do not fit into memory.
 """
 
 
@@ -93,8 +93,8 @@ MarkAction = Callable[[Action], AbstractContextManager[None]]
 """Marks what a pipeline stage computes for a microbatch."""
 
 TellMessage = Callable[[MessageEnd, Action], None]
-"""Called when a stage sends what an action made, or asks for what an action needs. Where a schedule splits backward in
-two halves, the action of both is called `backward`."""
+"""Called when a stage sends an action's output or requests an action's input. Where a schedule splits backward in two
+halves, the action of both is called `backward`."""
 
 
 class Workload(Protocol):
@@ -108,8 +108,8 @@ class Workload(Protocol):
 
         tokens_bs: (parts x local batch, sequence + 1) int64 on the rank's device; the last column is only a
         target.
-        Returns: the mean loss of this rank's tokens in nats, a scalar left on the device; None where this rank
-        computes no loss.
+        Returns: the mean loss of this rank's tokens in nats, a scalar left on the device; None if this rank computes no
+        loss.
         """
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ class Workload(Protocol):
 class CountsPayload(Protocol):
     """A workload that sends tensors by messages between ranks, or by other means than process groups.
 
-    The Flight Recorder records neither.
+    The Flight Recorder records none of them.
     """
 
     def payload_bytes(self) -> Mapping[str, int]:
@@ -144,9 +144,9 @@ class RunsStages(Protocol):
     """A workload whose steps consist of actions of pipeline stages."""
 
     def mark_actions(self, mark: MarkAction | None, tell_message: TellMessage | None = None) -> None:
-        """From now on enter `mark(action)` around each action's own computation, waits for other ranks left out.
+        """From now on, enter `mark(action)` around each action's own computation, without its waits for other ranks.
 
-        tell_message: called for each message. None, for either, ends it.
+        tell_message: called for each message. None stops either of them.
         """
 
 
@@ -160,7 +160,7 @@ class ReceivesMessages(Protocol):
 
 @runtime_checkable
 class KnowsNotes(Protocol):
-    """A workload that has notes which its spec cannot give, because only the run finds them out."""
+    """A workload with notes that its spec cannot give, because only the run can determine them."""
 
     def notes(self) -> Sequence[str]:
         """Return what a reader of the run's figures must know; the same on all ranks."""
@@ -171,9 +171,9 @@ class KnowsNorm(Protocol):
     """A workload that knows the norm by which it clipped."""
 
     def gradient_norm(self) -> Tensor | None:
-        """Return the norm of the last step's whole gradient before clipping; None where this rank computed none.
+        """Return the norm of the last step's whole gradient before clipping; None if this rank computed none.
 
-        A scalar on the device or the host, which the device may still compute.
+        A scalar on the device or the host, which the device may still be computing.
         """
 
 
@@ -195,21 +195,21 @@ class KeepsMaster(Protocol):
 
 @runtime_checkable
 class KeepsProgress(Protocol):
-    """A workload that goes on from numbers besides its tensors, such as the step of its learning rate."""
+    """A workload that resumes from numbers as well as tensors, for example the step of its learning rate."""
 
     def progress(self) -> Mapping[str, float]:
         """Return these numbers, by name."""
 
     def resume(self, progress: Mapping[str, float]) -> None:
-        """Go on from the numbers that `progress` returned."""
+        """Resume from the numbers that `progress` returned."""
 
 
 @runtime_checkable
 class KeepsOwnStates(Protocol):
-    """A workload whose states are cut by rank and not by weight, so that only as many ranks can go on from them."""
+    """A workload whose states are divided by rank, not by weight, so that only as many ranks can resume from them."""
 
     def own_states(self) -> Mapping[str, Tensor]:
-        """Return all tensors that training goes on from, by name; ranks that give one name hold equal tensors."""
+        """Return all tensors that training resumes from, by name; tensors of the same name are equal on all ranks."""
 
 
 Build = Callable[[Setup, DeviceMesh, Phase], Workload]

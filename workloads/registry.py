@@ -40,13 +40,13 @@ ENTRIES: tuple[tuple[StrategySpec, str], ...] = (
     (probes.CopiesSpec(), "workloads.probes.device:probe_copies"),
     (probes.PairsSpec(), "workloads.probes.collectives:probe_pairs"),
 )
-"""Each spec, and as "module:name" what a rank runs: a `Build` function for training, a `Probe` function for a probe. It
-is a string because that module loads torch."""
+"""Each spec, with the "module:name" of what a rank runs: a `Build` function for training, a `Probe` function for a
+probe. It is a string because that module loads torch."""
 
 SPECS = tuple(spec for spec, _ in ENTRIES)
-"""All that can be run by name."""
+"""All strategies and probes that can be run by name."""
 HIDDEN: tuple[StrategySpec, ...] = (WatchedSpec(),)
-"""Specs of runs that the history holds and nothing offers: no list, no suite, no choice."""
+"""Specs of runs that the history holds, but that no list, suite or `observatory choose` offers."""
 _BY_NAME = {spec.name: spec for spec in (*SPECS, *HIDDEN)}
 
 
@@ -60,7 +60,7 @@ def spec_of(name: str) -> StrategySpec:
 
 
 def is_known(name: str) -> bool:
-    """Whether this version has a spec of that name, hidden or not; runs of others are shown as they were stored."""
+    """Whether this version has a spec of that name, hidden or not; runs of unknown specs are shown as stored."""
     return name in _BY_NAME
 
 

@@ -1,4 +1,4 @@
-"""`StrategySpec`: everything that can be said of a strategy or probe without running it and without torch."""
+"""`StrategySpec`: everything known about a strategy or probe without running it or importing torch."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def share_in_mesh(axes: Mapping[str, int], rank: int) -> DataShare:
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 ChosenPrecision = Literal["fp32", "bf16", "fp16"]
-"""Arithmetic precision that our own workloads can be asked to compute in."""
+"""Arithmetic precision that the project's own workloads can compute in."""
 Precision = ChosenPrecision | Literal["unknown"]
-"""unknown: of a watched run, whose program nobody has read."""
+"""unknown: for a watched run, whose program is not inspected."""
 SaveMode = Literal["sync", "async"]
-"""Training stands until a checkpoint is on disk (sync), or until it is copied to the host's memory (async)."""
+"""Training waits until a checkpoint is on disk (sync), or only until it is copied to the host's memory (async)."""
 OptionValue = bool | int | float | str
 WorkloadKind = Literal["training", "probe", "watched"]
-"""training: optimizer steps of a model. probe: a measurement of the machine, which has no model. watched: a program of
-one's own, of which no model, no option and no cost is known."""
+"""training: optimizer steps of a model. probe: a measurement of the machine, which has no model. watched: a user's own
+program, whose model, options and costs are unknown."""
 
 
 class Setup(Protocol):
     """What a spec and a workload read of a case.
 
     data_ranks: the number of shares that a batch is divided into; see `StrategySpec.data_ranks`.
-    shape: of the model; a probe has none and must not read it.
+    shape: of the model; a probe has no model and must not read it.
     """
 
     @property
@@ -87,7 +87,7 @@ class Setup(Protocol):
 
 
 UNSETTLED = "auto"
-"""The word of an option whose default depends on the setup; see `StrategySpec.settled`."""
+"""Value of an option whose default depends on the setup; see `StrategySpec.settled`."""
 
 LARGEST = 2**63 - 1
 """The largest whole number that a run's files and tensors can hold."""
@@ -95,10 +95,10 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Values of an option that `observatory choose` compares; an option without has its default there.
+    """Values of an option that `observatory choose` compares; an option without `Search` has its default there.
 
-    values: ranks: the divisors of the number of ranks; batch: those of the batch.
-    falls: a rank holds no more at a later value than at an earlier one, all else being equal; so it is along `batch`.
+    values: ranks: the divisors of the number of ranks; batch: the divisors of the batch.
+    falls: a rank holds no more at a later value than at an earlier one, all else being equal; always true of `batch`.
     is_late: compared only around the best setup of a strategy, for options that change little.
     """
 
@@ -111,12 +111,12 @@ class Search:
 class Option:
     """One option of a strategy; its type is that of its default.
 
-    choices: the only words allowed, for an option of text.
-    minimum: the least number allowed.
-    added_later: the strategy has stored results from before the option. Setups without it have what those results had,
-        and with this value it is left out of a case's key, so that the series of those results go on.
-    before: the value that those results had, or results of earlier definitions where nobody chose one; None where that
-        is the default.
+    choices: the allowed values of a text option.
+    minimum: the smallest number allowed.
+    added_later: the strategy has stored results from before the option. A setup without it has `value_before`, and a
+        case's key leaves out this value, so that the series of those results continue.
+    before: the value in those results, or in results of earlier definitions in which nobody chose one; None if it is
+        the default.
     formerly: the option's name in older cases and commands.
     search: values that `observatory choose` compares.
     """
@@ -132,7 +132,7 @@ class Option:
     search: Search | None = None
 
     def of(self, setup: Setup) -> OptionValue:
-        """Return the setup's value, or what was usual before where the setup is older than the option."""
+        """Return the setup's value, or `value_before` if the setup is older than the option."""
         options = setup.options
         if self.name not in options and self.formerly is not None and self.formerly in options:
             return options[self.formerly]
@@ -140,7 +140,7 @@ class Option:
 
     @property
     def value_before(self) -> OptionValue:
-        """The value that results from before the option had."""
+        """The value in results from before the option."""
         return self.default if self.before is None else self.before
 
     @property
@@ -171,7 +171,7 @@ class Option:
         if isinstance(value, str):
             is_allowed = not self.choices or value in self.choices
         else:
-            # NaN fails every comparison, so that it is refused too.
+            # NaN fails every comparison, so it is also refused.
             most = LARGEST if isinstance(value, int) else sys.float_info.max
             is_allowed = abs(value) <= most and (self.minimum is None or value >= self.minimum)
         if not is_allowed:
@@ -180,7 +180,7 @@ class Option:
 
 
 def nearest_multiples(number: int, divisor: int) -> str:
-    """Return the multiples of the divisor next to a number that is none, 0 excluded, as part of a message.
+    """Return the multiples of the divisor just below and above a number that is not one, without 0, for a message.
 
     Example: 10 and 4 give "8 or 12", 3 and 4 give "4".
     """
@@ -218,9 +218,10 @@ HALF_WEIGHTS_LIMIT = 6e-3
 between this and autocast."""
 FP8_WEIGHTS_LIMIT = 6e-3
 """The same limit where both compute with weights=fp8. Measured: 2.8e-3 on 2 and 4 ranks; 8.5e-2 between this and
-bf16_compute. Ring attention is not comparable: 5.3e-2, as e4m3 makes steps of its differences in rounding."""
+bf16_compute. Ring attention is not comparable: 5.3e-2, because e4m3 turns small differences in rounding into whole
+steps."""
 DIVIDED_SUMS_LIMIT = 1.5e-2
-"""The same where ranks also round their summands, of a product or of attention, before they are added.
+"""The same limit where ranks also round their partial sums of a product or of attention before these are added.
 Measured: 1.03e-2 and 7.5e-3."""
 
 
@@ -230,7 +231,7 @@ class Parity:
 
     kind: exact: equal within `limits`, for each of `variants` (options that must not change the result); none: not
         comparable, for `reason`.
-    half_weights_limit: in bf16, where the option `weights` is no autocast, for one gradient from equal weights.
+    half_weights_limit: in bf16, if the option `weights` is not autocast, for one gradient from equal weights.
     """
 
     kind: Literal["exact", "none"] = "exact"
@@ -241,13 +242,13 @@ class Parity:
 
 
 class StrategySpec(ABC):
-    """The spec of a strategy or probe: what it is, takes, needs and refuses, and the terms of its cost model.
+    """The spec of a strategy or probe: its options, needs and refusals, and the terms of its cost model.
 
     A subclass sets the attributes and overrides the methods in which it differs. By default a training is data-parallel
     over all ranks and keeps the whole model on each of them. A spec holds no state.
 
-    version: of the definition; a changed workload begins a new series, which is not compared with older ones.
-    cuda_version: of the definition on CUDA, where only that changed; None where it is `version`.
+    version: of the definition; results of a changed workload form a new series, which is not compared with older ones.
+    cuda_version: of the definition on CUDA, if only that changed; None if it is `version`.
     """
 
     name: str
@@ -262,28 +263,28 @@ class StrategySpec(ABC):
     # What a setup means, and whether it runs.
 
     def missing_packages(self) -> list[str]:
-        """Return why ranks here could not import the strategy, with what would help; empty where they can.
+        """Return why ranks here cannot import the strategy, with what would help; empty if they can.
 
-        This is what only this installation lacks; `refusals` says what runs nowhere.
+        It covers only this installation; `refusals` covers what runs nowhere.
         """
         return []
 
     def missing_here(self, setup: Setup) -> list[str]:
-        """Return what this installation lacks for the setup, with what would help; empty where ranks here can run it.
+        """Return what this installation lacks for the setup, with what would help; empty if ranks here can run it.
 
-        By default what it lacks for any setup: see `missing_packages`.
+        By default, what it lacks for any setup: see `missing_packages`.
         """
         return self.missing_packages()
 
     @abstractmethod
     def refusals(self, setup: Setup) -> list[str]:
-        """Return why this setup would be wrong or hang, with what would work; empty where it runs.
+        """Return why this setup would be wrong or hang, with what would work; empty if it runs.
 
         Callers use `all_refusals`, which adds what follows from the rest of the spec.
         """
 
     def all_refusals(self, setup: Setup, *, is_here: bool = True) -> list[str]:
-        """Return why this setup would be wrong or hang, each with what would work; empty where it runs.
+        """Return why this setup would be wrong or hang, each with what would work; empty if it runs.
 
         is_here: also say what this installation lacks; False for a machine that is not here.
         """
@@ -308,11 +309,11 @@ class StrategySpec(ABC):
         return {**setup.options, "weights": self.default_weights(setup)}
 
     def default_weights(self, setup: Setup) -> Weights:
-        """Return what the option `weights` is where the user says nothing."""
+        """Return the value of the option `weights` if the user sets none."""
         return "autocast"
 
     def options_in_key(self, values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Return the values that distinguish series of results: all but those that results had before the option."""
+        """Return the values that distinguish series of results: all except each later option's `value_before`."""
         later = {option.name: option.value_before for option in self.options if option.added_later}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
@@ -331,7 +332,7 @@ class StrategySpec(ABC):
         return {"data": setup.ranks}
 
     def data_share(self, setup: Setup, rank: int) -> DataShare | None:
-        """Return the share of each batch that a rank trains on, None where it trains on none."""
+        """Return the share of each batch that a rank trains on; None if it trains on none."""
         return share_in_mesh(self.mesh(setup), rank)
 
     def data_ranks(self, setup: Setup) -> int:
@@ -342,7 +343,7 @@ class StrategySpec(ABC):
     def training_ranks(self, setup: Setup) -> int:
         """Return how many ranks share the work of a batch, whether by sequences, tensors, layers or positions.
 
-        It is the number of ranks with a `data_share`; a spec whose ranks do not all have one overrides it as well.
+        It is the number of ranks with a `data_share`; a spec whose ranks do not all have one also overrides this.
         """
         return setup.ranks
 
@@ -359,7 +360,7 @@ class StrategySpec(ABC):
         return False
 
     def pipeline(self, setup: Setup) -> Pipeline | None:
-        """Return how stages follow each other, None where the strategy has none."""
+        """Return the pipeline of the strategy's stages; None if it has none."""
         return None
 
     # Cost model of training; the terms are those of `workloads.cost_models.terms`.
@@ -369,14 +370,14 @@ class StrategySpec(ABC):
         return ()
 
     def stage_transfers(self, setup: Setup, stage: int) -> StageTransfers:
-        """Return the transfers of a step that run within the actions of a stage; those of other strategies run in none.
+        """Return the transfers of a step that run within the actions of a stage; none without stages.
 
-        They are among `transfers`, as far as the rank that passes most has this stage.
+        `transfers` includes them if the rank that transfers most holds this stage.
         """
         return StageTransfers()
 
     def update_transfers(self, setup: Setup) -> tuple[Transfer, ...]:
-        """Return the transfers of a pipeline's step that run after all actions of the rank that passes most."""
+        """Return the transfers of a pipeline's step that run after all actions of the rank that transfers most."""
         return tuple(transfer for transfer in self.transfers(setup) if transfer.collective != "send")
 
     def states(self, setup: Setup, rank: int) -> States:
@@ -384,7 +385,7 @@ class StrategySpec(ABC):
         return replicated_states(setup.shape)
 
     def states_not_covered(self, setup: Setup) -> Absent | None:
-        """Return why `states` is only an estimate for this setup; None where the cost model covers it."""
+        """Return why `states` is only an estimate for this setup; None if the cost model covers it."""
         return None
 
     def most_states(self, setup: Setup) -> States:
@@ -397,15 +398,16 @@ class StrategySpec(ABC):
         )
 
     def paper_states(self, setup: Setup) -> States:
-        """Return a rank's states as the paper counts them, which gives all ranks as much."""
+        """Return a rank's states as the paper counts them, the same on all ranks."""
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
 
     def gathered_bytes(self, setup: Setup, rank: int) -> int:
-        """Return the whole weights that a rank of a sharded model holds at once in a step, at the least."""
+        """Return the bytes of whole weights that a rank of a sharded model holds at once in a step, at least."""
         return 0
 
     def unreduced_bytes(self, setup: Setup, rank: int) -> int:
-        """Return the whole gradients that a rank of a sharded model adds up until the last microbatch reduces them."""
+        """Return the bytes of whole gradients that a rank of a sharded model holds until the last microbatch reduces
+        them."""
         return 0
 
     def peak(self, setup: Setup) -> Prediction | Absent:
@@ -415,7 +417,7 @@ class StrategySpec(ABC):
     def paper_activations(self, setup: Setup) -> int | Absent | None:
         """Return the activations of the rank that holds most, in bytes, as the papers count them.
 
-        None: those of a whole model's microbatch.
+        None: as for a microbatch of the whole model.
         """
         return None
 
@@ -433,29 +435,29 @@ class StrategySpec(ABC):
         return 0
 
     def working_bytes(self, setup: Setup, rank: int) -> int:
-        """Return what a rank holds at once; a training rank needs at least its states."""
+        """Return the bytes that a rank holds at once; a training rank needs at least its states."""
         return 0
 
 
-# Runs of programs that are not ours.
+# Runs of users' own programs.
 
 WATCHED = "watched"
 """The strategy of every watched run."""
 
 
 class WatchedSpec(StrategySpec):
-    """A run of a person's own program under `observatory watch`: hidden, since it is neither offered nor run by name.
+    """A run of a user's own program under `observatory watch`; hidden, because it cannot be run by name.
 
-    It has no model and no cost model; what its figures rest on is in the run's summary.
+    It has no model and no cost model; the run's summary says what its figures are based on.
     """
 
     name = WATCHED
     kind = "watched"
-    summary = "a program of one's own, watched"
+    summary = "a user's own program, watched"
     version = 1
     options = ()
     parity = Parity(kind="none", reason="the program is not ours, and nothing says what one rank of it would compute")
 
     def refusals(self, setup: Setup) -> list[str]:
-        """Refuse each setup: the program and its ranks are not ours to start."""
-        return ["a watched run is a program of one's own; `observatory watch --name NAME -- COMMAND` makes one"]
+        """Refuse every setup: the project does not start the user's program or its ranks."""
+        return ["a watched run is a user's own program; start it with `observatory watch --name NAME -- COMMAND`"]

@@ -1,4 +1,4 @@
-"""A GPU that is not there, as a rank meets it: it notes what it is asked, in the order in which it is asked."""
+"""Fakes of `torch.cuda` and `torch.distributed` for a rank; they record its calls in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UUIDS = tuple(f"b2c1a0f4-6d0e-4a5b-9c3d-2f1e0d9c8b7{place}" for place in range(8
 
 @dataclass
 class FakeProperties:
-    """Of `torch.cuda.get_device_properties`, what ranks read. The values are an H200's."""
+    """The fields of `torch.cuda.get_device_properties` that ranks read, with an H200's values."""
 
     uuid: str = UUIDS[0]
     name: str = "NVIDIA H200"
@@ -23,9 +23,9 @@ class FakeProperties:
 
 @dataclass
 class FakeCuda:
-    """The module `torch.cuda`, of so many GPUs. calls: each with its device, by thread's own current device.
+    """The module `torch.cuda` with `count` GPUs. calls: each with its device; each thread has its own current device.
 
-    uuids: of the GPUs, by CUDA's numbers. broken: what it says when it is started.
+    uuids: of the GPUs, by CUDA's numbers. error, broken: raised by `synchronize` and by `init`.
     """
 
     count: int = 2
@@ -47,7 +47,7 @@ class FakeCuda:
         self.calls.append(f"set_device {self._current.index}")
 
     def current_device(self) -> int:
-        """Of this thread; what `torch.cuda` tells too."""
+        """Return this thread's device, as `torch.cuda` does."""
         return getattr(self._current, "index", 0)
 
     def get_device_properties(self, device: Any) -> FakeProperties:
@@ -62,9 +62,9 @@ class FakeCuda:
 
 @dataclass
 class FakeGroups:
-    """The module `torch.distributed`, which shares the notes of the rank's `FakeCuda`.
+    """The module `torch.distributed`, which records its calls in the rank's `FakeCuda`.
 
-    hangs: until it is set, taking the communicators down does not return.
+    hangs: `destroy_process_group` does not return until it is set.
     """
 
     cuda: FakeCuda

@@ -24,14 +24,14 @@ def with_every_choice(expression: str) -> str:
 
 
 def with_choices(expression: str, **chosen: str) -> str:
-    """Return the expression as Grafana sends it with these values of variables, and "All" of the others."""
+    """Return the expression as Grafana sends it with these values of variables, and "All" for the others."""
     for name, window in _WINDOWS.items():
         expression = expression.replace(name, window)
-    return _VARIABLE.sub(lambda found: _escaped(chosen[found[1]]) if found[1] in chosen else ".*", expression)
+    return _VARIABLE.sub(lambda match: _escaped(chosen[match[1]]) if match[1] in chosen else ".*", expression)
 
 
 def _escaped(value: str) -> str:
-    """A text as a regular expression within a quoted one."""
+    """Return a text as a regular expression within a quoted string."""
     return re.escape(value).replace("\\", "\\\\")
 
 
@@ -43,5 +43,5 @@ _WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "group_left"
 
 
 def metric_names(expression: str) -> set[str]:
-    """The metrics and records that a PromQL expression reads: names that no function, label or keyword has."""
+    """Return the metrics and records of a PromQL expression: names other than functions, labels and keywords."""
     return set(_NAME.findall(_NO_NAMES.sub("", _QUOTED.sub('""', expression)))) - _WORDS

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs from Debian what the tests marked `stack` start for themselves, the compiler that builds the scanner of traces,
-# and a file system with quotas; with the word "drawing" also a browser. Says what is missing where it may not.
+# Installs from Debian the servers that tests marked `stack` start, the compiler for the trace scanner, and a file
+# system with quotas; with the argument "drawing", also a browser. Prints what is missing if it may not install.
 set -eu
 
 packages=""
@@ -15,23 +15,23 @@ command -v munged >/dev/null 2>&1 || packages="$packages munge"
 command -v faketime >/dev/null 2>&1 || packages="$packages faketime"
 command -v mkfs.btrfs >/dev/null 2>&1 || packages="$packages btrfs-progs"
 command -v g++ >/dev/null 2>&1 || packages="$packages g++"
-# A browser is large, and only what draws pages needs one.
+# A browser is large, and only tests that draw pages need one.
 if [ "${1:-}" = drawing ]; then
     command -v chromium >/dev/null 2>&1 || packages="$packages chromium"
     command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
 fi
-# For its schema of compose.yaml; it starts no container.
+# Only for its schema of compose.yaml; it starts no container.
 [ -e /usr/lib/python3/dist-packages/compose/config/compose_spec.json ] || packages="$packages docker-compose"
 # Not in every release of Debian.
 command -v victoria-metrics >/dev/null 2>&1 || ! apt-cache show victoria-metrics >/dev/null 2>&1 || packages="$packages victoria-metrics"
 [ -z "$packages" ] && exit 0
 
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
-    echo "not installed, for want of apt-get or root:$packages; the tests that need it will skip"
+    echo "not installed, because this needs apt-get and root:$packages; the tests that need them will skip"
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
-# A package must not start a server of its own: the tests start theirs on free ports.
+# A package must not start its own server: the tests start servers on free ports.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy"

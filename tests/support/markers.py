@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 GPUS = {"gpu": 1, "gpu2": 2, "gpu8": 8}
-"""How many GPUs a test of that marker needs."""
+"""Number of GPUs that a test with the marker needs."""
 
 
 def why_skipped(markers: Iterable[str], gpus: int) -> str | None:
-    """The reason to skip a test that has these markers where so many GPUs can be seen; None where it can run."""
+    """Return why a test with these markers must be skipped with this many GPUs; None if it can run."""
     needed = max((GPUS[name] for name in markers if name in GPUS), default=0)
     if gpus >= needed:
         return None
-    wanted = "an NVIDIA GPU" if needed == 1 else f"{needed} NVIDIA GPUs"
-    return f"needs {wanted}, and torch can use {gpus or 'none'}"
+    gpu_words = "an NVIDIA GPU" if needed == 1 else f"{needed} NVIDIA GPUs"
+    return f"needs {gpu_words}, and torch can use {gpus or 'none'}"
 
 
 def usable_gpus() -> int:
-    """How many GPUs torch can use. Asks NVML where torch can, so that this process may still fork ranks."""
+    """Return the number of GPUs that torch can use; torch asks NVML if it can, so this process may still fork ranks."""
     import torch  # Only tests of GPUs load it.
 
     backend: Any = torch.backends.cuda
@@ -28,12 +28,12 @@ def usable_gpus() -> int:
 
 
 def why_numbered_otherwise(sched: Path = Path("/proc/1/sched")) -> str | None:
-    """Why the driver may count processes otherwise than this container; None where both count alike.
+    """Return why the driver may number processes differently from this container; None if both agree.
 
-    sched: in which the kernel calls the first process by its number outside; in a container of its own that is not 1.
+    sched: file in which the kernel gives the first process's number on the host; for a container this is not 1.
     """
     try:
         first = sched.read_text().partition("\n")[0]
     except OSError as error:
-        return f"{sched} does not tell how processes are numbered: {error.strerror}"
-    return None if "(1," in first else "the driver numbers processes otherwise than this container"
+        return f"{sched} does not show how processes are numbered: {error.strerror}"
+    return None if "(1," in first else "the driver numbers processes differently from this container"

@@ -1,7 +1,7 @@
-"""A network in a box: nodes with addresses, names and slow links of their own, on one machine, gone afterwards.
+"""A network in a box: temporary nodes on one machine, with their own addresses, names and slow links.
 
-A node is a network namespace; a switch, in a namespace of its own too, joins them. Nothing of it is visible outside:
-addresses are free by construction, and boxes do not meet. Linux, root and iproute2 are needed.
+A node is a network namespace; a switch in another namespace joins the nodes. Nothing is visible outside: addresses are
+always free, and boxes are isolated. It needs Linux, root and iproute2.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _numbers = count()
 
 
 class BoxLeft(RuntimeError):
-    """Something of a box could not be removed."""
+    """A process or namespace of a box could not be removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node. namespace: its name for `ip netns`; interface: the name inside of its only link."""
+    """One node. namespace: its name for `ip netns`. interface: the name of its only link, inside the node."""
 
     number: int
     namespace: str
@@ -53,30 +53,30 @@ class Node:
     interface: str = INTERFACE
 
     def sent_bytes(self) -> int:
-        """Bytes that have left the node since it was made, headers of Ethernet, IP and TCP included."""
+        """Return the bytes that the node has sent since it was made, including headers of Ethernet, IP and TCP."""
         counter = f"/sys/class/net/{self.interface}/statistics/tx_bytes"
         return int(_output("ip", "netns", "exec", self.namespace, "cat", counter))
 
     def set_link(self, state: Literal["up", "down"]) -> None:
-        """Cut the node off from the others, or join it again with the same address."""
+        """Disconnect the node from the others, or reconnect it with the same address."""
         _run("ip", "-n", self.namespace, "link", "set", self.interface, state)
 
     def set_rate(self, rate_mbit: float, latency: str = LATENCY) -> None:
-        """Slow what the node sends to this rate, whatever it was. latency: see `netbox`."""
+        """Limit the node's sending to this rate, in place of any earlier limit. latency: see `netbox`."""
         bucket = ("tbf", "rate", f"{rate_mbit:g}mbit", "burst", BURST, "latency", latency)
         _run("tc", "-n", self.namespace, "qdisc", "replace", "dev", self.interface, "root", *bucket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetBox:
-    """Nodes that stand ready, and what was started on them."""
+    """Nodes that are ready, and the processes started on them."""
 
     nodes: tuple[Node, ...]
     started: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     @contextlib.contextmanager
     def inside(self, node: int) -> Iterator[None]:
-        """Have this thread, and what it starts, in the node's network; files and processes are those outside."""
+        """Run this thread, and what it starts, in the node's network; files and processes stay those of the machine."""
         libc = ctypes.CDLL(None, use_errno=True)
         with (
             Path("/proc/thread-self/ns/net").open() as before,
@@ -90,9 +90,9 @@ class NetBox:
                 libc.setns(before.fileno(), CLONE_NEWNET)
 
     def run_in(self, node: int, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
-        """Start the command on the node, as a session of its own; it ends with the box at the latest.
+        """Start the command on the node, in a new session; it ends with the box at the latest.
 
-        options: as `subprocess.Popen` takes them.
+        options: of `subprocess.Popen`.
         """
         place = self.nodes[node]
         named = 'hostname "$0" && exec "$@"'
@@ -105,13 +105,13 @@ class NetBox:
 
 @contextlib.contextmanager
 def netbox(nodes: int = 2, rate_mbit: float | None = 200, latency: str = LATENCY) -> Iterator[NetBox]:
-    """A box of nodes; each sends at most at the rate, None for as fast as the kernel can.
+    """Make a box of nodes, each of which sends at most at this rate; None: as fast as the kernel can.
 
-    latency: for how long a packet may wait its turn before it is dropped; TCP then waits 200 ms or sends it again.
+    latency: how long a packet may wait in the queue before it is dropped; TCP then waits 200 ms or sends it again.
 
-    The limit is a token bucket on what a node sends: the first 256 KiB after a pause are not slowed. Headers count, so
+    The limit is a token bucket for sent bytes: the first 256 KiB after a pause are not slowed. Headers count, so
     payload reaches about 95 % of the rate.
-    Boxes whose owner was killed are removed first. Skips where there is no root, no iproute2, or no such kernel.
+    First removes boxes whose owner was killed. Skips without root, iproute2 or such a kernel.
 
     Raises:
         BoxLeft: a process or namespace of the box could not be removed.
@@ -128,29 +128,29 @@ def netbox(nodes: int = 2, rate_mbit: float | None = 200, latency: str = LATENCY
         _build(f"{prefix}-switch", places, rate_mbit, latency)
         yield box
     finally:
-        for process in box.started:  # By their own ids first: one may be still on its way into its namespace.
+        for process in box.started:  # By their ids first: one may still be entering its namespace.
             process.kill()
             process.wait()
         _remove([*(place.namespace for place in places), f"{prefix}-switch"])
 
 
 def sweep() -> list[str]:
-    """Remove the boxes whose owner is no more; the namespaces that they had."""
+    """Remove the boxes whose owner has ended; return their namespaces."""
     orphans = [name for name in namespaces() if not _is_owner_alive(name)]
     _remove(orphans)
     return orphans
 
 
 def namespaces() -> list[str]:
-    """The namespaces of all boxes on this machine."""
+    """Return the namespaces of all boxes on this machine."""
     names = _existing() | {path.name for path in RESOLVERS.glob(f"{TAG}-*")}
     return sorted(name for name in names if name.startswith(f"{TAG}-"))
 
 
 def processes_in(namespace: str) -> list[int]:
-    """Those whose network is the namespace's, however they came there."""
-    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
-    return [int(number) for number in listed.stdout.split()]
+    """Return the processes in the namespace, however they entered it."""
+    listing = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(number) for number in listing.stdout.split()]
 
 
 def _build(switch: str, places: Sequence[Node], rate_mbit: float | None, latency: str) -> None:
@@ -165,12 +165,12 @@ def _build(switch: str, places: Sequence[Node], rate_mbit: float | None, latency
     try:
         _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "bridge", "up")
-        # Where bridged packets pass through the firewall, a firewall that drops by default would hold them.
+        # If bridged packets pass through the firewall, a firewall that drops by default would stop them.
         firewall = "/proc/sys/net/bridge/bridge-nf-call-iptables"
         _run("ip", "netns", "exec", switch, "sh", "-c", f"if [ -w {firewall} ]; then echo 0 >{firewall}; fi")
         for place in places:
             _join(place, switch, rate_mbit, latency)
-            # Reverse look-ups would wait for a name server that is not there.
+            # Otherwise reverse look-ups would wait for a missing name server.
             folder = RESOLVERS / place.namespace
             folder.mkdir(parents=True)
             (folder / "hosts").write_text(hosts)
@@ -181,7 +181,7 @@ def _build(switch: str, places: Sequence[Node], rate_mbit: float | None, latency
 
 
 def _join(place: Node, switch: str, rate_mbit: float | None, latency: str) -> None:
-    """Plug the node into the switch, and slow what it sends."""
+    """Connect the node to the switch, and limit its sending."""
     name, port, mtu = place.namespace, f"port{place.number}", ("mtu", str(MTU_BYTES))
     peer = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
     _run("ip", "-n", switch, "link", "add", port, *mtu, *peer)
@@ -193,7 +193,7 @@ def _join(place: Node, switch: str, rate_mbit: float | None, latency: str) -> No
 
 
 def _remove(names: Sequence[str]) -> None:
-    """Kill what runs in the namespaces, then remove them; all are tried before an error is raised."""
+    """Kill the processes in the namespaces, then remove these; try all before raising an error."""
     left = []
     for name in names:
         if name in _existing():
@@ -203,22 +203,22 @@ def _remove(names: Sequence[str]) -> None:
             except BoxLeft as error:
                 left.append(str(error))
             except subprocess.CalledProcessError as error:
-                if name in _existing():  # Else another sweep was there first.
+                if name in _existing():  # Otherwise another sweep has already removed it.
                     left.append(f"{name}: {error.stderr.strip()}")
         shutil.rmtree(RESOLVERS / name, ignore_errors=True)
-    with contextlib.suppress(OSError):  # Not empty: others keep something there.
+    with contextlib.suppress(OSError):  # Not empty: others have files there.
         RESOLVERS.rmdir()
     if left:
         raise BoxLeft(f"not removed: {'; '.join(left)}; see `ip netns list`, then `ip netns delete NAME`")
 
 
 def _existing() -> set[str]:
-    """All network namespaces that have a name. One that peers know has "(id: 0)" behind it."""
+    """Return all named network namespaces. A namespace that has an id is listed as "NAME (id: 0)"."""
     return {line.split()[0] for line in _output("ip", "netns", "list").splitlines() if line.strip()}
 
 
 def _kill(namespace: str) -> None:
-    """Kill until nobody is left: a process that forks may be ahead of one round."""
+    """Kill until no process is left: one round may miss a process that forks."""
     deadline_s = time.monotonic() + KILL_LIMIT_S
     while running := processes_in(namespace):
         for process in running:
@@ -235,7 +235,7 @@ def _is_owner_alive(namespace: str) -> bool:
 
 
 def _start_ticks(process: int) -> int | None:
-    """When the process started, in ticks since boot: process ids are used again, both together are not."""
+    """Return when the process started, in ticks since boot: process ids are reused, but not with the same start."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -253,10 +253,10 @@ def _require() -> None:
 
 
 def _skip_if_refused(error: subprocess.CalledProcessError) -> None:
-    """Skip where the kernel does not let us, as in a container without rights; any other error is ours."""
-    said = str(error.stderr).strip()
-    if any(words in said for words in REFUSALS):
-        pytest.skip(f"the network in a box is refused here: `{' '.join(error.cmd)}` says: {said}")
+    """Skip if the kernel refuses, as in a container without privileges; any other error is a bug."""
+    stderr = str(error.stderr).strip()
+    if any(words in stderr for words in REFUSALS):
+        pytest.skip(f"the network in a box is refused here: `{' '.join(error.cmd)}` says: {stderr}")
 
 
 def _run(*command: str) -> None:

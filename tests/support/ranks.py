@@ -1,4 +1,4 @@
-"""Runs a function on gloo ranks, and brings home what each returned."""
+"""Runs a function on gloo ranks, and returns their results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIMIT_S = 240.0
 
 
 def preloaded() -> list[str]:
-    """What ranks need not load again, each in turn: all but what an extra brings."""
+    """Return the modules that the fork server loads once for all ranks: all except those of extras."""
     own = [module.name for module in pkgutil.walk_packages(workloads.__path__, "workloads.")]
     return [
         "pytest",
@@ -49,7 +49,7 @@ def preloaded() -> list[str]:
 
 
 class RankFailed(RuntimeError):
-    """What a rank said of its own failure, beneath the exception that the test sees."""
+    """A rank's own report of its failure, as the cause of the exception that the test gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ class _Leaving:
 
 
 def leaving(result: Result) -> Result:
-    """What a rank's function returns to be gone at once with this result; all others stay until all are done."""
+    """Return a result after which the rank ends at once; all other ranks stay until all are done."""
     return cast(Result, _Leaving(result))
 
 
 class OnRanks(Protocol):
-    """Calls a function on n ranks of one gloo group; the results, by rank.
+    """Calls a function on n ranks of one gloo group, and returns the results by rank.
 
-    The function is one of a module, and its arguments and results can be pickled.
+    The function must be at the top level of a module, and its arguments and results must be picklable.
     """
 
     def __call__(self, ranks: int, function: Callable[..., Result], *arguments: object) -> list[Result]:
-        """Raises what the first rank to fail raised, with its traceback."""
+        """Call the function; raises the exception of the first rank that failed, with its traceback."""
 
 
 def run_on_ranks(
@@ -79,25 +79,25 @@ def run_on_ranks(
     store: Path,
     limit_s: float = LIMIT_S,
 ) -> list[Result]:
-    """See `OnRanks`, on ranks that nothing ran on before. store: a file that does not exist yet, where they meet.
+    """See `OnRanks`; the ranks are new processes. store: a new file, through which the ranks connect.
 
     Raises:
         TimeoutError: a rank took longer than the limit.
-        RankFailed: a rank ended without a word.
+        RankFailed: a rank ended without a result.
     """
     with closing(RankGroup(ranks)) as group:
         return group.run(function, *arguments, store=store, limit_s=limit_s)
 
 
 class KeptRanks:
-    """Ranks that stay for the next call, so that what torch does once in a process is done once.
+    """Ranks that stay for the next call, so that torch's work per process is done only once.
 
-    Each call has a process group, an environment and warnings of its own. After a call that raised, or that a rank
-    left, its ranks are ended, and the next call starts others.
+    Each call has its own process group, environment and warnings. After a call that raised, or that a rank left, its
+    ranks are ended, and the next call starts new ones.
     """
 
     def __init__(self, folder: Path) -> None:
-        """folder: where ranks meet."""
+        """folder: of the files through which ranks connect."""
         self._folder = folder
         self._groups: dict[int, RankGroup] = {}
         self._calls = count()
@@ -124,14 +124,14 @@ class KeptRanks:
 
 
 class RankGroup:
-    """Some processes, each of which is a rank of one call after another."""
+    """Processes that are the ranks of one call after another."""
 
     def __init__(self, ranks: int) -> None:
-        """Start them."""
+        """Start the processes."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(preloaded())
         self.is_whole = True
-        self._said = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._stderr_folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._lines: dict[Connection, int] = {}
         self._processes: list[BaseProcess] = []
         try:
@@ -160,7 +160,7 @@ class RankGroup:
         return [result.result if isinstance(result, _Leaving) else result for result in results]
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -168,10 +168,10 @@ class RankGroup:
             process.close()
         for line in self._lines:
             line.close()
-        self._said.cleanup()
+        self._stderr_folder.cleanup()
 
     def _stderr_of(self, rank: int) -> Path:
-        return Path(self._said.name) / f"rank{rank}.err"
+        return Path(self._stderr_folder.name) / f"rank{rank}.err"
 
     def _collect(self, deadline_s: float) -> list[Any]:
         results: dict[int, Any] = {}
@@ -196,7 +196,7 @@ class RankGroup:
         return result
 
     def _last_words(self, rank: int) -> str:
-        """How a rank ended that sent no result, and what it printed."""
+        """Return how a rank without a result ended, and what it printed."""
         self._processes[rank].join(timeout=10)
         code = self._processes[rank].exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
@@ -205,22 +205,22 @@ class RankGroup:
 
 
 def _serve(line: Connection, rank: int, ranks: int, stderr: Path) -> NoReturn:
-    """Answer calls until the line's other end closes it or ends this process.
+    """Run calls until the other end closes the connection or ends this process.
 
-    A rank stays after its answer: another may still be connecting to it, to which it would say that its peer crashed;
-    and a live process group may abort in the interpreter's farewell.
+    A rank stays after its answer: another rank may still be connecting to it, and would report a crashed peer; and a
+    live process group may abort when the interpreter exits.
     """
     with stderr.open("wb") as file:
         os.dup2(file.fileno(), 2)
     faulthandler.enable(file=2)
     environment = dict(os.environ)
-    gc.freeze()  # Of what torch brings, 300,000 objects, nothing can be collected: each look at them takes 0.2 s.
+    gc.freeze()  # torch makes 300,000 objects that never become garbage; each look at them takes 0.2 s.
     while True:
         try:
             store, limit_s, function, arguments = pickle.loads(line.recv_bytes())
         except EOFError:
             os._exit(0)
-        except BaseException as error:  # noqa: BLE001  # A function of a module that cannot be imported here.
+        except BaseException as error:  # noqa: BLE001  # The function's module cannot be imported here.
             line.send_bytes(_pickled(error, traceback.format_exc()))
             continue
         _prepare(environment)
@@ -236,15 +236,15 @@ def _serve(line: Connection, rank: int, ranks: int, stderr: Path) -> NoReturn:
             line.send_bytes(pickle.dumps((result, None, "")))
             if isinstance(result, _Leaving):
                 os._exit(0)
-        except BaseException as error:  # noqa: BLE001  # Whatever it is, the test shall see it.
+        except BaseException as error:  # noqa: BLE001  # Whatever it is, the test gets it.
             line.send_bytes(_pickled(error, traceback.format_exc()))
 
 
 def _prepare(environment: dict[str, str]) -> None:
-    """Take back what the call before may have left; all ranks have answered it."""
+    """Undo what the previous call may have changed; all ranks have answered it."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    gc.collect()  # Before the environment changes: threads of a group that is still held may read it.
+    gc.collect()  # Before the environment changes: threads of a group that still lives may read it.
     os.environ.clear()
     os.environ.update(environment, TORCH_FR_BUFFER_SIZE="2000")  # Tests count collectives in the Flight Recorder.
     warnings.resetwarnings()
@@ -258,6 +258,6 @@ def _pickled(error: BaseException, trace: str) -> bytes:
     try:
         data = pickle.dumps((None, error, trace))
         pickle.loads(data)
-    except Exception:  # noqa: BLE001  # An exception of any make may refuse to travel; then its text must do.
+    except Exception:  # noqa: BLE001  # Some exceptions cannot be pickled; then send the text alone.
         data = pickle.dumps((None, RankFailed(str(error)), trace))
     return data

@@ -1,4 +1,4 @@
-"""Real servers for tests, started where they are installed and gone afterwards."""
+"""Real servers for tests, if they are installed; each is removed after use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START_ATTEMPTS = 3
 
 
 def absent_server(reason: str) -> NoReturn:
-    """Skip the test because a server is not installed; where all must be, as in CI, fail instead."""
+    """Skip the test because a server is not installed; in CI, where all must be installed, fail instead."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason}; CI installs it")
     pytest.skip(reason)
@@ -32,7 +32,7 @@ def absent_server(reason: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresServer:
-    """A running server. binaries, data, folder: its programs, its database, and the folder of all its files."""
+    """A running PostgreSQL. binaries, data, folder: its programs, its database, and the folder of all its files."""
 
     port: int
     user: str
@@ -42,11 +42,11 @@ class PostgresServer:
     folder: Path
 
     def url(self, database: str) -> str:
-        """The database's address, as a user writes it."""
+        """Return the database's address, as a user writes it."""
         return f"postgresql://{self.user}:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def stop(self) -> None:
-        """Take the server down, as an administrator does; its data stay."""
+        """Stop the server, as an administrator does; its data stay."""
         _run([self.binaries / "pg_ctl", "stop", "--pgdata", self.data, "--mode=immediate", "--wait"], self.folder)
 
     def start(self) -> None:
@@ -56,7 +56,7 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def run_postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL on a free loopback port; its files are in a folder of its own, which goes with it."""
+    """Run PostgreSQL on a free loopback port, with its files in a temporary folder."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda path: int(path.parts[-3]))
     if not programs:
         absent_server("PostgreSQL is not installed (apt-get install postgresql)")
@@ -90,7 +90,7 @@ def run_postgres() -> Iterator[PostgresServer]:
 
 
 def _start(binaries: Path, data: Path, folder: Path) -> int:
-    """Start the server. Another process may take the free port first, so a few are tried."""
+    """Start the server. Another process may take the free port first, so this tries a few."""
     for attempt in range(_START_ATTEMPTS):
         port = free_port()
         try:
@@ -104,7 +104,7 @@ def _start(binaries: Path, data: Path, folder: Path) -> int:
 
 
 def _words(port: int, folder: Path) -> tuple[str | Path, ...]:
-    """What pg_ctl is given to start the server."""
+    """Return pg_ctl's arguments to start the server."""
     options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off -p {port}"
     return "--wait", "--log", folder / "log", "-o", options
 
@@ -128,14 +128,14 @@ def _run(command: Sequence[str | Path], folder: Path) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that is free now; another process may take it first."""
+    """Return a loopback port that is free now; another process may take it first."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     return port
 
 
 def program(name: str, package: str) -> str:
-    """The path of an installed program; without it the test is skipped."""
+    """Return the path of an installed program; without it, skip the test."""
     path = shutil.which(name)
     if path is None:
         absent_server(f"{name} is not installed (apt-get install {package})")
@@ -150,16 +150,16 @@ class PrometheusServer:
 
     @property
     def url(self) -> str:
-        """Its address, as Grafana wants it."""
+        """Its address, as Grafana expects it."""
         return f"http://127.0.0.1:{self.port}"
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The result of an instant query: each series' `metric` with its `value`, or `values` of a range."""
+        """Return the result of an instant query: each series' `metric` with its `value`, or `values` of a range."""
         fields = urllib.parse.urlencode({"query": expression}).encode()
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/query", data=fields, timeout=30) as answer:
-                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-                return found
+                series: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+                return series
         except urllib.error.HTTPError as error:
             pytest.fail(f"Prometheus refuses {expression}: {error.read().decode()}")
 
@@ -172,12 +172,12 @@ def run_prometheus(
     alertmanagers: Sequence[str] = (),
     features: Sequence[str] = (),
 ) -> Iterator[PrometheusServer]:
-    """A Prometheus on a free loopback port, which scrapes the targets (host:port) and evaluates the rules each second.
+    """Run Prometheus on a free loopback port; it scrapes the targets (host:port) and evaluates the rules each second.
 
-    Its files are in a folder of its own, which goes with it.
-    alertmanagers: whom to send alerts to (host:port).
-    jobs: by name, what else a scrape job says, such as its scheme; each scrapes all targets.
-    features: what to enable that is not by default.
+    Its files are in a temporary folder.
+    alertmanagers: receivers of alerts (host:port).
+    jobs: further settings of each scrape job by name, for example its scheme; each job scrapes all targets.
+    features: features to enable that are off by default.
     """
     binary = program("prometheus", "prometheus")
     with tempfile.TemporaryDirectory(prefix="observatory-prometheus-") as name:
@@ -201,9 +201,9 @@ def run_prometheus(
 
 @contextlib.contextmanager
 def started_server(binary: str, *words: str, output: Path) -> Iterator[int]:
-    """A server of the Prometheus project, with these words of its command line; yields its loopback port.
+    """Run a server of the Prometheus project with these arguments; yields its loopback port.
 
-    Another process may take a free port first, so a few are tried. output: the file for what it prints.
+    Another process may take a free port first, so this tries a few. output: file for the server's output.
     """
     for _ in range(_START_ATTEMPTS):
         port = free_port()
@@ -216,7 +216,7 @@ def started_server(binary: str, *words: str, output: Path) -> Iterator[int]:
             )
         try:
             is_ready = _is_ready(server, port)
-        except BaseException:  # Ctrl-C, or SIGTERM to a program that takes it so.
+        except BaseException:  # Ctrl-C, or SIGTERM in a program that handles it this way.
             server.kill()
             server.wait(60)
             raise
@@ -232,7 +232,7 @@ def started_server(binary: str, *words: str, output: Path) -> Iterator[int]:
 
 
 def _is_ready(server: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until it answers; False where it has ended."""
+    """Wait until the server answers; False if it has ended."""
     until = time.monotonic() + 60
     while server.poll() is None and time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""The markers gpu, gpu2 and gpu8: who is skipped and why, and that what they mark is found without a GPU."""
+"""The markers gpu, gpu2 and gpu8: which tests are skipped and why, and that pytest collects them without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARAMETERS = re.compile(r"marks=.*pytest\.mark\.(gpu\d?)\b")
 
 
 def _marked_files() -> dict[str, set[str]]:
-    """Files of tests by path, with those of the markers that stand in them."""
+    """Return the test files with such markers, by path, with their markers."""
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
     marked = {path: {*_MARK.findall(text), *_PARAMETERS.findall(text)} for path, text in texts.items()}
     return {path: markers for path, markers in marked.items() if markers}
@@ -46,7 +46,7 @@ def test_a_test_is_skipped_where_there_are_fewer_gpus_than_it_needs(
 
 @pytest.fixture(scope="module")
 def collected() -> str:
-    """What pytest finds of the marked tests, in an interpreter of its own: an import error fails it."""
+    """Marked tests that pytest collects in a new interpreter; an import error fails it."""
     files = [str(ROOT / path) for path in _marked_files()]
     words = ["-m", " or ".join(GPUS), "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
@@ -62,8 +62,8 @@ def collected() -> str:
 
 
 def test_every_file_with_a_gpu_test_is_collected_without_a_gpu(collected: str) -> None:
-    found = {line.partition("::")[0] for line in collected.splitlines() if "::" in line}
-    assert found == set(_marked_files())
+    collected_files = {line.partition("::")[0] for line in collected.splitlines() if "::" in line}
+    assert collected_files == set(_marked_files())
 
 
 @pytest.mark.parametrize("marker", GPUS)
@@ -80,8 +80,8 @@ def test_the_check_of_marked_tests_runs_every_file_that_has_some() -> None:
     ("text", "said"),
     [
         ("systemd (1, #threads: 1)\n---\n", None),
-        ("bash (48123, #threads: 1)\n---\n", "the driver numbers processes otherwise than this container"),
-        (None, "does not tell how processes are numbered: No such file or directory"),
+        ("bash (48123, #threads: 1)\n---\n", "the driver numbers processes differently from this container"),
+        (None, "does not show how processes are numbered: No such file or directory"),
     ],
 )
 def test_a_kernel_that_does_not_tell_its_numbers_is_a_reason_to_skip(

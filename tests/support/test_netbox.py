@@ -1,4 +1,4 @@
-"""The network in a box joins its nodes, and leaves nothing behind, however its owner ends."""
+"""The network in a box joins its nodes, and leaves nothing behind however its owner ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.stdout.flush()
 os.close(1)
 time.sleep(600)
 """
-"""A process that left its parent and its session, and says its id."""
+"""A process that leaves its parent and its session, and prints its id."""
 
 OWNER = """
 import subprocess, time
@@ -42,7 +42,7 @@ with netbox(nodes=1) as box:
 
 
 def answer(box: NetBox, node: int, code: str) -> str:
-    """What a Python program prints on the node."""
+    """Return what a Python program prints on the node."""
     with box.run_in(node, [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as program:
         output, _ = program.communicate(timeout=30)
     assert program.returncode == 0
@@ -58,7 +58,7 @@ def is_running(process: int) -> bool:
 
 
 def links() -> set[str]:
-    """Names of the links outside of all boxes."""
+    """Return the names of the links outside all boxes."""
     return {path.name for path in Path("/sys/class/net").iterdir()}
 
 
@@ -120,7 +120,7 @@ def test_what_a_node_sends_is_counted() -> None:
             """,
         )
         headers_bytes = 14 + 20 + 8  # Ethernet, IP, UDP.
-        # The node asks for its neighbour's address too.
+        # The node also asks for its neighbour's address.
         assert 10 * (1000 + headers_bytes) <= box.nodes[0].sent_bytes() - before <= 10 * (1000 + headers_bytes) + 1000
 
 
@@ -138,9 +138,9 @@ def test_packets_wait_their_turn_as_long_as_is_said() -> None:
 
 
 def test_two_boxes_share_addresses_and_do_not_meet() -> None:
-    with netbox(nodes=2) as one, netbox(nodes=2) as other:
-        assert {node.address for node in one.nodes} == {node.address for node in other.nodes}
-        assert not {node.namespace for node in one.nodes} & {node.namespace for node in other.nodes}
+    with netbox(nodes=2) as first, netbox(nodes=2) as second:
+        assert {node.address for node in first.nodes} == {node.address for node in second.nodes}
+        assert not {node.namespace for node in first.nodes} & {node.namespace for node in second.nodes}
 
 
 def test_a_box_adds_no_link_outside_and_leaves_nothing() -> None:
@@ -171,7 +171,7 @@ def test_a_box_is_gone_after_an_exception() -> None:
 
 
 def test_a_box_whose_owner_was_killed_goes_when_the_next_begins() -> None:
-    with netbox(nodes=1):  # Skips where boxes cannot be.
+    with netbox(nodes=1):  # Skips if this machine cannot make boxes.
         pass
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
         try:
@@ -189,7 +189,7 @@ def test_a_box_whose_owner_was_killed_goes_when_the_next_begins() -> None:
 
 def test_a_process_that_got_its_owners_number_does_not_keep_a_box() -> None:
     with netbox(nodes=1):
-        namespace = f"{TAG}-{os.getpid()}-1-0-0"  # As if an earlier process of our number had made it.
+        namespace = f"{TAG}-{os.getpid()}-1-0-0"  # As if an earlier process with this process's id had made it.
         subprocess.run(["ip", "netns", "add", namespace], check=True)
         assert sweep() == [namespace]
         assert namespace not in namespaces()

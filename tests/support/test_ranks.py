@@ -1,4 +1,4 @@
-"""The helper that starts ranks for tests."""
+"""The ranks that tests run functions on."""
 
 from __future__ import annotations
 
@@ -93,28 +93,28 @@ def traces() -> tuple[str | None, int, int]:
 
 
 def test_kept_ranks_are_the_same_processes_and_know_nothing_of_the_call_before(tmp_path: Path) -> None:
-    with closing(KeptRanks(tmp_path)) as kept:
-        before = kept.run(2, own_process)
-        kept.run(2, leave_traces)
-        assert kept.run(2, traces) == [(None, 1, 1)] * 2
-        assert kept.run(2, own_process) == before
+    with closing(KeptRanks(tmp_path)) as ranks:
+        before = ranks.run(2, own_process)
+        ranks.run(2, leave_traces)
+        assert ranks.run(2, traces) == [(None, 1, 1)] * 2
+        assert ranks.run(2, own_process) == before
     assert not multiprocessing.active_children()
 
 
 def test_ranks_of_a_call_that_failed_are_not_kept(tmp_path: Path) -> None:
-    with closing(KeptRanks(tmp_path)) as kept:
-        before = kept.run(2, own_process)
+    with closing(KeptRanks(tmp_path)) as ranks:
+        before = ranks.run(2, own_process)
         with pytest.raises(ZeroDivisionError):
-            kept.run(2, fail_on_rank, 1)
+            ranks.run(2, fail_on_rank, 1)
         assert not multiprocessing.active_children()
-        assert not {*before} & {*kept.run(2, own_process)}
+        assert not {*before} & {*ranks.run(2, own_process)}
 
 
 def test_ranks_that_one_has_left_are_not_kept(tmp_path: Path) -> None:
-    with closing(KeptRanks(tmp_path)) as kept:
-        assert kept.run(2, leave_from, 1) == [0, 1]
+    with closing(KeptRanks(tmp_path)) as ranks:
+        assert ranks.run(2, leave_from, 1) == [0, 1]
         assert not multiprocessing.active_children()
-        assert kept.run(2, leave_from, 0) == [0, 1]
+        assert ranks.run(2, leave_from, 0) == [0, 1]
 
 
 def leave_from(rank: int) -> int:

@@ -1,4 +1,4 @@
-"""What becomes of a test whose server is not installed, and a proxy whose target is gone and back."""
+"""A test whose server is not installed, and a proxy whose target disappears and returns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_absent_server_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ask(proxy: TcpProxy, target: socket.socket) -> socket.socket:
-    """Return a connection through the proxy, over which both sides have spoken."""
+    """Return a connection through the proxy over which both sides have sent data."""
     client = socket.create_connection(("127.0.0.1", proxy.port), timeout=30)
     served, _ = target.accept()
     with served:

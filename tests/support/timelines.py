@@ -1,4 +1,4 @@
-"""Timelines that are made of spans, one by one."""
+"""Timelines for tests, made from spans."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Span:
     """One event.
 
     stream: a stream of the device, or a thread of the host.
-    correlation: shared by a launch and what it put on the device; None where there is none.
-    call, sequence: of communication only: what the trace tells of it, and its number in its process group.
-    shape: of an operator only: the sizes of its inputs as the trace writes them; "" where it writes none.
+    correlation: shared by a launch and its activity on the device; None if there is none.
+    call, sequence: of communication only: its description in the trace, and its number in its process group.
+    shape: of an operator only: the sizes of its inputs as the trace writes them; "" if it writes none.
     """
 
     name: str

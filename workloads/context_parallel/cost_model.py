@@ -35,7 +35,7 @@ def ring_pairs(layout: PositionLayout, *, is_causal: bool, sequence: int, rank: 
 
 
 def pairs_with(source: int, layout: PositionLayout, *, is_causal: bool, sequence: int, rank: int, ranks: int) -> int:
-    """Return the pairs among them whose keys the source rank holds."""
+    """Return those of the rank's pairs whose keys the source rank holds."""
     positions = sequence // ranks
     if not is_causal:
         return positions * positions
@@ -48,12 +48,13 @@ def pairs_with(source: int, layout: PositionLayout, *, is_causal: bool, sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingTraffic:
-    """What a rank sends in one optimizer step.
+    """Bytes that a rank sends in one optimizer step.
 
     sequences: number of sequences that pass through the model at a time; microbatches: how often that happens in a
     step.
     element_bytes: size of an element of the travelling keys and values.
-    is_recomputed: backward runs attention's forward again, with its messages, in every so many blocks.
+    is_recomputed: in the last of every `recomputed_every` blocks, backward runs attention's forward again, with its
+    messages.
     """
 
     shape: Shape
@@ -91,7 +92,7 @@ class RingTraffic:
 
     @property
     def _rerun(self) -> tuple[int, ...]:
-        """Blocks whose forward backward runs again, if there are any."""
+        """Number of blocks whose forward backward runs again, if there are any."""
         blocks = recomputed_count(range(self.shape.layers), every=self.recomputed_every) if self.is_recomputed else 0
         return (blocks,) if blocks else ()
 
@@ -103,7 +104,7 @@ class RingTraffic:
     def _sent(
         self, hops: int, hop_bytes: int, *, behind: Literal["forward", "backward"] | None, layers: int | None = None
     ) -> Transfer:
-        """layers: in which the messages are sent; None: all."""
+        """Return the messages of a step. layers: number of layers that send them; None: all."""
         calls = hops * (self.shape.layers if layers is None else layers) * self.microbatches
         return Transfer(
             collective="send",
@@ -122,12 +123,13 @@ class RingTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTraffic:
-    """What a rank passes to all_to_all in one optimizer step.
+    """Bytes that a rank passes to all_to_all in one optimizer step.
 
     sequences: number of sequences that pass through the model at a time; microbatches: how often that happens in a
     step.
     element_bytes: size of an element of queries, keys and values, of attention's output, and of their gradients.
-    is_recomputed: backward runs attention's forward again, with its exchanges, in every so many blocks.
+    is_recomputed: in the last of every `recomputed_every` blocks, backward runs attention's forward again, with its
+    exchanges.
     """
 
     shape: Shape
@@ -150,7 +152,7 @@ class HeadTraffic:
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Both exchanges of every layer, forward and backward; all are exposed, as nothing is left to compute."""
+        """Both exchanges of every layer, forward and backward; all are exposed, because nothing is left to compute."""
         if self.ranks == 1:
             return ()
         layers = self.shape.layers
@@ -167,7 +169,7 @@ class HeadTraffic:
 
 
 def ulysses_pairs(*, sequence: int, ranks: int) -> Fraction:
-    """Return the pairs of query and key that a rank computes in forward, for one sequence, as a mean over all heads.
+    """Return the pairs of query and key that a rank computes in forward for one sequence, as a mean over all heads.
 
     Every rank computes the same number: all causal pairs of its share of the heads.
     """

@@ -25,11 +25,11 @@ from workloads.core.attention import Kernel, ring_kernel
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
-# Counting the attention work of a rank: pairs of query and key in forward.
+# Attention work of a rank: pairs of query and key in forward.
 
 
 class PairCount:
-    """Pairs over all heads, sequences and layers, in forward only: recomputation by checkpoints does not count."""
+    """Pairs over all heads, sequences and layers, in forward only: recomputation under checkpointing does not count."""
 
     def __init__(self) -> None:
         self.pairs = 0
@@ -63,9 +63,9 @@ class PairCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passing:
-    """A tensor on its way to the next rank, and another on its way here.
+    """A tensor in transfer to the next rank, and another in transfer to this rank.
 
-    sent: kept alive until it has left.
+    sent: kept alive until it is sent.
     """
 
     works: Sequence[dist.Work]
@@ -75,7 +75,7 @@ class Passing:
     def wait(self) -> Tensor:
         """Return the previous rank's tensor when both transfers are complete; on a GPU the current stream waits.
 
-        Call it once: gloo would wait for another message.
+        Call it only once: a second call would make gloo wait for another message.
         """
         for work in self.works:
             work.wait()
@@ -83,7 +83,7 @@ class Passing:
 
 
 class Ring:
-    """A rank's place in the ring of its group, and a count of the bytes that it has sent there.
+    """A rank's place in the ring of its group, and a count of the bytes that it has sent.
 
     All ranks pass on tensors of equal sizes in the same order. On NCCL a rank must have set its current device.
     """
@@ -112,8 +112,8 @@ class Ring:
         if self.ranks == 1:
             return Passing(works=(), sent=tensor, received=tensor)
         received = torch.empty_like(tensor)
-        # Post the receive first: otherwise gloo lets ranks that send to each other do so in turn, at down to half the
-        # speed.
+        # Post the receive first: otherwise gloo lets ranks that send to each other do so in turn, at as little as half
+        # the speed.
         messages = [
             dist.P2POp(dist.irecv, received, group=self._group, group_peer=(self.rank - 1) % self.ranks),
             dist.P2POp(dist.isend, tensor, group=self._group, group_peer=(self.rank + 1) % self.ranks),
@@ -145,7 +145,7 @@ class AttentionBlock:
 def block_with(
     source: int, layout: PositionLayout, *, is_causal: bool, positions: int, rank: int
 ) -> AttentionBlock | None:
-    """Return what a rank computes with the source's keys; None where none of its queries may attend to them.
+    """Return the rank's block with the source's keys; None if none of its queries may attend to them.
 
     positions: number of positions per rank, in rising order.
     """
@@ -157,9 +157,9 @@ def block_with(
     if layout == "plain":
         return everything if source < rank else None
     # Zigzag: a rank holds one chunk from the front and one from the end of the sequence. The chunks of an earlier rank
-    # surround ours: all our queries see its first chunk and none sees its second. The chunks of a later rank lie
-    # between ours: only our second chunk sees them, both whole. 2 ranks: rank 0 holds chunks 0 and 3, rank 1 holds 1
-    # and 2.
+    # surround this rank's: all its queries see their first chunk and none sees the second. The chunks of a later rank
+    # lie between this rank's: only its second chunk sees them, both whole. 2 ranks: rank 0 holds chunks 0 and 3, rank 1
+    # holds 1 and 2.
     first, second = slice(0, positions // 2), slice(positions // 2, positions)
     if source < rank:
         return AttentionBlock(queries=ALL, keys=first, is_causal=False)
@@ -186,7 +186,7 @@ class RingAttention:
         return out_bhse
 
     def block(self, hop: int, positions: int) -> AttentionBlock | None:
-        """Return what this rank computes with keys that have travelled this many hops."""
+        """Return this rank's block with keys that have travelled this many hops."""
         rank = self.ring.rank
         source = (rank - hop) % self.ring.ranks
         return block_with(source, self.layout, is_causal=self.is_causal, positions=positions, rank=rank)
@@ -224,7 +224,7 @@ class _Attend(torch.autograd.Function):
         q_gradient_bhse = torch.zeros_like(q_bhse, dtype=_sum_dtype(q_bhse))
         gradient_pbkse = torch.zeros_like(own_pbkse, dtype=_sum_dtype(own_pbkse))
         for hop, (k_held_bkse, v_held_bkse) in enumerate(attention.ring.circulate(own_pbkse)):
-            # A block's gradients follow it one hop later: what this rank now sends on belongs to the previous block.
+            # A block's gradients follow it one hop later: those that this rank now sends belong to the previous block.
             passing = attention.ring.pass_on(gradient_pbkse) if hop else None
             block = attention.block(hop, q_bhse.shape[2])
             parts = None
@@ -276,7 +276,7 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build the trainer of this rank, which holds the positions that the layout gives it."""
+    """Build the trainer of this rank, for the positions that the layout gives it."""
     return RingTrainer(setup, mesh, phase)
 
 

@@ -68,7 +68,7 @@ SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB, SHARDED)
 
 
 class SequenceSpec(StrategySpec):
-    """Base of the specs whose ranks hold different positions of the same sequences; by default the whole model each."""
+    """Base of the specs whose ranks hold different positions of the same sequences, and by default the whole model."""
 
     options = SEQUENCE_OPTIONS
 
@@ -113,9 +113,9 @@ class SequenceSpec(StrategySpec):
         return [] if SHARDED.of(setup) else bucket_notes(setup)
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
-        """Return what averages the gradients of all positions: an all_reduce, bucket by bucket during backward.
+        """Return the average of the gradients of all positions: an all_reduce, bucket by bucket during backward.
 
-        Sharded states are gathered and reduced unit by unit instead.
+        With sharded states, units are gathered and reduced instead.
         """
         if setup.ranks == 1:
             return ()
@@ -136,7 +136,7 @@ class SequenceSpec(StrategySpec):
         )
 
     def paper_activations(self, setup: Setup) -> int:
-        """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""
+        """Return the paper's activations, all divided: by positions, or for attention's scores by queries or heads."""
         full = microbatch(setup, data_ranks=1)
         all_bytes = paper_activation_bytes(
             full.shape, full.sequences, full.checkpoint, checkpoint_every=full.checkpoint_every
@@ -144,15 +144,15 @@ class SequenceSpec(StrategySpec):
         return all_bytes // setup.ranks
 
     def position_bytes(self, setup: Setup) -> int:
-        """Return the bytes of a rank's own list of positions; plain ones are a view of all positions."""
+        """Return the bytes of a rank's own list of positions; plain positions are a view of all positions."""
         return INDEX_BYTES * setup.shape.sequence
 
     def peak(self, setup: Setup) -> Prediction | Absent:
-        """Predict the peak of a rank as if it trained alone on sequences of its own length, plus all tokens of a batch.
+        """Predict a rank's peak as if it trained alone on sequences of its own length, plus all tokens of a batch.
 
         The rank gets the tokens of all positions, and its replica keeps the tables of all positions, though the model
-        uses only its own by then. Attention keeps as much wherever it is computed: buffers of an exchange are freed
-        before the peak in the MLP.
+        uses only its own by then. Attention keeps the same amount wherever it is computed: buffers of an exchange are
+        freed before the peak in the MLP.
         """
         if setup.device == "cuda":
             return self._cuda_peak(setup)
@@ -166,7 +166,7 @@ class SequenceSpec(StrategySpec):
         peak = step_peak(
             own, states=states, backwards=bucketed_gradients(states.gradients_bytes, microbatch_count(setup))
         )
-        # Own inputs are a copy; of own targets there is a copy in any case.
+        # The rank's inputs are a copy; its targets are copied in any case.
         more_bytes = (
             microbatch_count(setup) * (full.tokens_bytes - own.tokens_bytes)
             + INDEX_BYTES * own.sequences * own.shape.sequence
@@ -180,7 +180,7 @@ class SequenceSpec(StrategySpec):
 
     @abstractmethod
     def exchanged_bytes(self, setup: Setup, model: CudaModel) -> tuple[int, int]:
-        """Return what attention's exchanges hold besides on CUDA, in forward and in backward."""
+        """Return the bytes that attention's exchanges add on CUDA, in forward and in backward."""
 
     def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := cuda_peak_not_covered(setup)) is not None:
@@ -194,7 +194,7 @@ class SequenceSpec(StrategySpec):
         own = replace(whole, positions=shape.sequence // setup.ranks)
         forward_bytes, backward_bytes = self.exchanged_bytes(setup, own)
         own = replace(own, forward_attention_bytes=forward_bytes, backward_attention_bytes=backward_bytes)
-        # Own inputs and targets are copies; the tables of all positions stay, and the model has those of its own.
+        # The rank's inputs and targets are copies; the tables of all positions stay, and the model has its own.
         held_bytes = 2 * INDEX_BYTES * own.tokens
         other_bytes = FULL_BYTES * own.positions * shape.head_width + self.position_bytes(setup)
         if is_sharded:
@@ -219,7 +219,7 @@ class SequenceSpec(StrategySpec):
 
 
 def _ring_refusals(setup: Setup) -> Iterator[str]:
-    """Yield what the GPU kernels that return a log-sum-exp do not support, and what the compiler cannot trace."""
+    """Yield features that GPU kernels with a log-sum-exp do not support, or that the compiler cannot trace."""
     width = setup.shape.head_width
     if setup.device == "cuda" and (width % HEAD_MULTIPLE or width > WIDEST_HEAD):
         yield (
@@ -228,8 +228,8 @@ def _ring_refusals(setup: Setup) -> Iterator[str]:
         )
     if setup.device == "cuda" and pinned_kernel(setup) == "math":
         yield (
-            "option attention is math, which returns no log-sum-exp, by which attention to the keys of all ranks is"
-            " merged; use attention=efficient, or ulysses"
+            "option attention is math, which returns no log-sum-exp, and the ring merges attention by it; use"
+            " attention=efficient, or ulysses"
         )
     if setup.options["compile"] != "none":
         yield (
@@ -290,7 +290,7 @@ class RingAttentionSpec(SequenceSpec):
     def incomparable(self, setup: Setup) -> str | None:
         if is_fp8(setup) and setup.ranks > 1:
             return (
-                "weights=fp8 makes steps of the ring's differences in rounding, up to 5 % of a gradient; use"
+                "weights=fp8 amplifies the ring's differences in rounding, up to 5 % of a gradient; use"
                 " weights=bf16_compute, or ulysses"
             )
         if setup.options["causal"]:
@@ -329,7 +329,7 @@ class RingAttentionSpec(SequenceSpec):
         )
 
     def exchanged_bytes(self, setup: Setup, model: CudaModel) -> tuple[int, int]:
-        """Return what the ring holds: keys and values that pass, and sums in fp32 of results, or of gradients."""
+        """Return the bytes that the ring holds: passing keys and values, and fp32 sums of results or of gradients."""
         elements = model.tokens * setup.shape.head_width
         query, keys = elements * setup.shape.heads, 2 * elements * setup.shape.kv_heads
         passing = 2 * model.product_bytes * keys
@@ -369,18 +369,18 @@ class RingAttentionSpec(SequenceSpec):
 
 
 def _head_refusals(setup: Setup) -> Iterator[str]:
-    """Yield heads that the ranks cannot share: no rank gets copies of keys and values that another rank has too."""
+    """Yield heads that the ranks cannot share: no rank gets copies of another rank's keys and values."""
     shape, ranks = setup.shape, setup.ranks
     uneven = [
         f"{name} {count}" for name, count in (("heads", shape.heads), ("kv_heads", shape.kv_heads)) if count % ranks
     ]
     if uneven:
-        # Divisors of kv_heads divide the query heads too.
+        # Divisors of kv_heads also divide the query heads.
         *fewer, most = [str(count) for count in range(1, shape.kv_heads + 1) if shape.kv_heads % count == 0]
         fitting = f"{', '.join(fewer)} or {most}" if fewer else most
         yield (
             f"{' and '.join(uneven)} cannot be shared equally by {ranks} ranks;"
-            f" --ranks {fitting} would fit these heads, and ring_attention shards none"
+            f" --ranks {fitting} would fit these heads, and ring_attention shards no heads"
         )
 
 
@@ -407,7 +407,7 @@ class UlyssesSpec(SequenceSpec):
         return [*super().refusals(setup), *_head_refusals(setup), *graphs]
 
     def exchanged_bytes(self, setup: Setup, model: CudaModel) -> tuple[int, int]:
-        """Return what leaves and arrives in an exchange: of queries, keys and values, or of their gradients."""
+        """Return the bytes sent and received in an exchange of queries, keys and values, or of their gradients."""
         heads = setup.shape.heads + 2 * setup.shape.kv_heads
         size_bytes = 2 * model.product_bytes * model.tokens * setup.shape.head_width * heads
         return size_bytes, size_bytes

@@ -1,8 +1,8 @@
 """Trainer of sequences whose positions are divided among ranks, and Ulysses, which divides attention by heads.
 
-Each rank holds the whole model, or with sharded states its part of it. It reads the same sequences as the others, but
-passes only its own positions through the model. Only attention looks at other positions; it is passed in. In Ulysses
-each rank holds all positions of some heads inside attention; positions are exchanged for heads before and after it.
+Each rank holds the whole model, or its part if states are sharded. It reads the same sequences as the others, but
+passes only its own positions through the model. Only attention, which is passed in, looks at other positions. Inside
+Ulysses's attention each rank holds all positions of some heads; positions are exchanged for heads before and after.
 Dimensions: b sequences, h query heads, k key and value heads, s this rank's positions, t all positions, e elements of a
 head, r half of a head, v vocabulary; n ranks.
 Source: Jacobs et al. 2023, DeepSpeed Ulysses, section 3.
@@ -48,9 +48,9 @@ class SequenceTrainer(Trainer):
     """A `Workload` whose loss on each rank is the mean over the rank's own positions.
 
     The mean over ranks is then the mean over all tokens, so gradients are averaged over the axis `sequence`. This
-    happens bucket by bucket during backward, or unit by unit by FSDP2 where states are sharded; in a process group
-    other than attention's, whose messages, which backward waits for, would queue behind them. Every rank enters the
-    collectives of both groups from one thread, in one order.
+    happens bucket by bucket during backward, or unit by unit by FSDP2 if states are sharded. It uses a process group
+    other than attention's, whose messages would otherwise queue behind it while backward waits for them. Every rank
+    enters the collectives of both groups from one thread, in the same order.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class Ulysses:
 
 
 def exchange(tensor: Tensor, group: dist.ProcessGroup, *, split: int, join: int) -> Tensor:
-    """Split a dim among the ranks of a group, and join what they send along another dim, in the order of ranks.
+    """Split a dim among the ranks of a group, and join the received parts along another dim, in the order of ranks.
 
-    split: the dim of which each rank gives an equal part to each rank. join: the dim that grows. Backward exchanges the
-    gradient back.
+    split: the dim of which each rank sends an equal part to every rank. join: the dim that grows. Backward exchanges
+    the gradient back.
     Example, 2 ranks, split heads, join positions: (b, 4 heads, 8 positions, e) becomes (b, 2 heads, 16 positions, e).
     """
     exchanged: Tensor = _Exchange.apply(tensor, group, split, join)  # type: ignore[no-untyped-call]
@@ -159,6 +159,6 @@ def _exchanged(tensor: Tensor, group: dist.ProcessGroup, split: int, join: int) 
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build the trainer of this rank, which holds neighbouring positions."""
+    """Build the trainer of this rank, for neighbouring positions."""
     attend = Ulysses(group=mesh.get_group("sequence"), attend=attend_of(setup))
     return SequenceTrainer(setup, mesh, phase, attend=attend, layout="plain")

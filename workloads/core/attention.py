@@ -1,10 +1,10 @@
-"""Attention kernels: torch's behind one interface, and the choice of a rank's by torch or by the option `attention`.
+"""torch's attention kernels behind one interface, and which one a rank uses: torch's choice or the option `attention`.
 
 A kernel may see only some of the keys. Given the output and the log-sum-exp over all keys, its backward returns what
 these keys contribute to the gradients, so that attention can be computed in pieces.
 Strategies on scaled_dot_product_attention leave the choice to torch, which looks at GPU, precision and heads; the ring
 calls a kernel itself, and takes the one that torch would choose, so that an efficiency against `single` compares like
-with like. Each run notes which kernel it used.
+with like. Each run notes the kernel that it used.
 Dimensions: b batch, h query heads, k key and value heads, q queries, t keys, e elements of a head.
 Source: Dao 2023, FlashAttention-2, algorithms 1 and 2.
 """
@@ -260,7 +260,7 @@ class Example:
 class TorchAttention:
     """Asks torch which kernels can attend on the current GPU, by the functions that torch itself uses.
 
-    device: on which an example's tensors lie.
+    device: of an example's tensors.
     """
 
     device = torch.device("cuda")
@@ -305,7 +305,7 @@ class Pinned:
 
 
 def attend_of(setup: Setup, attention: TorchAttention = TORCH) -> Attend:
-    """Return the attention over a whole sequence: by the kernel that the setup names, or by torch's choice.
+    """Return the attention over a whole sequence, by the kernel that the setup names or by torch's choice.
 
     Raises:
         RuntimeError: this GPU cannot run the kernel that the setup names.
@@ -318,20 +318,20 @@ def attend_of(setup: Setup, attention: TorchAttention = TORCH) -> Attend:
 
 
 def attention_notes(setup: Setup, attention: TorchAttention = TORCH) -> tuple[str, ...]:
-    """Say which kernel attends to whole sequences; empty on the CPU, which has only one."""
+    """Return a note on the kernel that attends to whole sequences; none on the CPU, which has only one kernel."""
     if setup.device == "cpu":
         return ()
     kernel = pinned_kernel(setup)
     if kernel is not None:
         return (_note(kernel, "as the option attention says"),)
     kernel = attention.choice(_example(setup, None, attention.device))
-    remark = "" if kernel in KERNELS else "; ring_attention has no such kernel, and is compared with another"
+    remark = "" if kernel in KERNELS else "; ring_attention cannot use this kernel, and is compared with another"
     return (_note(kernel, f"torch's choice on this GPU{remark}"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingKernel:
-    """The kernel of ring attention. notes: which it is, and why it differs from that of other strategies."""
+    """The kernel of ring attention. notes: its name, and why it differs from the kernel of other strategies."""
 
     kernel: Kernel
     notes: tuple[str, ...] = ()
@@ -360,7 +360,7 @@ def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: TorchAtt
             f"torch has no kernel on this GPU that returns a log-sum-exp in {setup.precision} for heads of"
             f" {setup.shape.head_width} elements, and the ring needs one; use another --precision"
         )
-    why = f"other strategies run {choice}, which returns no log-sum-exp: efficiency against them compares kernels too"
+    why = f"other strategies run {choice}, which returns no log-sum-exp: efficiency against them also compares kernels"
     return RingKernel(kernel=KERNELS["efficient"], notes=(_note("efficient", why),))
 
 
@@ -381,7 +381,7 @@ def _example(
 ) -> Example:
     """Make tensors for a kernel, all expanded from one head's elements.
 
-    kernel: None where torch chooses it. positions: numbers of queries and of keys; None: a whole sequence, causal.
+    kernel: None if torch chooses it. positions: numbers of queries and of keys; None: a whole sequence, causal.
     """
     shape = setup.shape
     queries, keys = positions or (shape.sequence, shape.sequence)

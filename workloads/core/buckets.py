@@ -18,7 +18,7 @@ BUCKET_MB = Option(
     default=0.0,
     before=25.0,
     minimum=0.0,
-    help="MiB of gradients in a bucket, which are averaged together; 0: what makes about eight buckets, up to 25",
+    help="MiB of gradients in a bucket, which are averaged together; 0: enough for about eight buckets, at most 25",
     search=Search(values=(25.0, 100.0), is_late=True),
 )
 LARGEST_MB = 25.0
@@ -27,14 +27,14 @@ LEAST_COMPILED_MB = 1.0
 """torch.compile splits its graphs at buckets, and needs them at least this large."""
 LEAST_MB = 0.001
 PARTS = 10
-"""The default is this part of all gradients. A bucket is full once it has its size or more, so that they become fewer:
+"""By default a bucket has this fraction (1 / PARTS) of all gradients. A bucket may exceed its size, so there are fewer:
 8 to 10 with the presets that are small enough."""
 
 
 def default_bucket_mb(gradients_bytes: int, *, is_compiled: bool = False) -> float:
-    """Return the size of a bucket, in MiB, where the user chose none; it has two significant digits.
+    """Return the default size of a bucket, in MiB, to two significant digits.
 
-    gradients_bytes: what one rank averages.
+    gradients_bytes: gradients that one rank averages.
     Example: the 3.5 MiB of shape tiny give 0.35, which makes 9 buckets.
     """
     part_mb = float(f"{gradients_bytes / PARTS / MIB:.2g}")
@@ -45,7 +45,7 @@ def default_bucket_mb(gradients_bytes: int, *, is_compiled: bool = False) -> flo
 def bucket_mb(setup: Setup, *, parts: int = 1) -> float:
     """Return the size of a bucket in MiB: the user's, or the default by model.
 
-    parts: of the model, each on other ranks.
+    parts: of the model, each on ranks of its own.
     """
     chosen = float(setup.options[BUCKET_MB.name])
     if chosen:
@@ -60,7 +60,7 @@ def settled_buckets(setup: Setup, *, parts: int = 1) -> Mapping[str, OptionValue
 
 
 def size_refusals(setup: Setup) -> list[str]:
-    """Return why no bucket has this size."""
+    """Return why no bucket can have this size."""
     chosen = float(setup.options[BUCKET_MB.name])
     if not 0 < chosen < LEAST_MB:
         return []
@@ -81,9 +81,9 @@ def bucket_refusals(setup: Setup) -> list[str]:
 
 
 def unused_bucket_refusals(setup: Setup, option: str, remedy: str) -> list[str]:
-    """Return why a size of buckets would have no effect where FSDP2 reduces gradients.
+    """Return why the size of buckets would have no effect where FSDP2 reduces gradients.
 
-    option: what makes it do so. remedy: what to set for buckets.
+    option: the setting that makes FSDP2 reduce them. remedy: the setting that uses buckets.
     """
     chosen = float(setup.options[BUCKET_MB.name])
     if not chosen:
@@ -120,7 +120,7 @@ def count_buckets(setup: Setup, size_mb: float) -> int:
     """Return the number of buckets of this size, in MiB, from the second step on.
 
     Backward completes gradients from the head to the embedding; DistributedDataParallel notes that order in the first
-    step, which has only one bucket, and then makes the buckets anew.
+    step, which has only one bucket, and then makes its final buckets.
     """
     sizes = [gradient_bytes(setup) * elements([weight]) for weight in reversed(model_weights(setup.shape))]
     return filled_buckets(sizes, int(size_mb * MIB))

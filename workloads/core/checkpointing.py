@@ -1,10 +1,9 @@
-"""Checkpoints of training: what a workload goes on from, saved by torch.distributed.checkpoint and loaded again.
+"""Training checkpoints: the states that a workload resumes from, saved and loaded by torch.distributed.checkpoint.
 
-A checkpoint is a folder: a file of each rank that wrote, torch's `.metadata`, which is written last, and `case.json`,
-which says whose checkpoint it is. Weights and the optimizer's states of a weight bear the weight's name in `single`, so
-that another number of ranks can load them; what a rank alone knows bears its number. Of equal copies one is written.
-Not covered: what lossy compression of gradients has left over so far, and the place in the data, which belongs to the
-caller.
+A checkpoint is a folder with a file from each rank that wrote, torch's `.metadata`, which is written last, and
+`case.json`, which identifies the case. Weights and their optimizer states have the weight's name in `single`, so that
+another number of ranks can load them; states of one rank alone have its number. Of equal copies only one is written.
+Not covered: residuals of lossy gradient compression, and the position in the data, which the caller keeps.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ METADATA = ".metadata"
 
 
 class CheckpointUnusable(ValueError):
-    """A checkpoint that this workload cannot load: it is cut, incomplete, or another case's."""
+    """A checkpoint that this workload cannot load: it is truncated, incomplete, or from another case."""
 
 
 # What is saved.
 
 
 def states_of(workload: Workload) -> dict[str, Tensor]:
-    """Return what training goes on from, by name: tensors that the workload uses, so that loading can fill them.
+    """Return the tensors that training resumes from, by name; the workload uses them, so loading fills them in place.
 
-    Every rank must call it: an optimizer that has not updated yet gets its states, by an update with gradients of 0.
+    Every rank must call it: an optimizer that has not updated yet makes its states, by an update with zero gradients.
     """
     _make_states(workload.optimizer)
     if isinstance(workload, KeepsOwnStates):
@@ -75,13 +74,13 @@ def states_of(workload: Workload) -> dict[str, Tensor]:
 
 
 def _own(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that updates this rank's weights; ZeroRedundancyOptimizer has it inside."""
+    """Return the optimizer that updates this rank's weights; ZeroRedundancyOptimizer wraps it."""
     own: Optimizer = getattr(optimizer, "optim", optimizer)
     return own
 
 
 def _make_states(optimizer: Optimizer) -> None:
-    """Make the optimizer's states where it has none yet, without a change of weights that are loaded after it."""
+    """Make the optimizer's states if it has none yet, with learning rate 0, so that the weights do not change."""
     own = _own(optimizer)
     weights: list[Tensor] = [weight for group in own.param_groups for weight in group["params"] if "lr" in group]
     if not weights or own.state:
@@ -102,7 +101,7 @@ def _make_states(optimizer: Optimizer) -> None:
 
 
 def _progress_of(workload: Workload) -> dict[str, Tensor]:
-    """Return the workload's numbers as tensors of one element, under the rank's own name where they are its own."""
+    """Return the workload's progress as tensors of one element, by rank if each rank has its own."""
     if not isinstance(workload, KeepsProgress):
         return {}
     own = f"rank{dist.get_rank()}." if isinstance(workload, KeepsOwnStates) else ""
@@ -113,7 +112,7 @@ def _progress_of(workload: Workload) -> dict[str, Tensor]:
 
 
 def checkpoint_bytes(workload: Workload) -> int:
-    """Return the bytes of what this rank holds of a checkpoint, copies on other ranks included."""
+    """Return the bytes of a checkpoint that this rank holds, including tensors that other ranks also hold."""
     return sum(_local(tensor).nbytes for tensor in {**states_of(workload), **_progress_of(workload)}.values())
 
 
@@ -131,11 +130,11 @@ def save(
 
     mode: see `SaveMode`. group: of all ranks, on gloo, which nothing else uses meanwhile; async needs one.
     Returns: a future that is done when this rank knows that all ranks' files are on disk; with sync it is done already.
-    With async training may go on, and the future raises what a sync save raises here.
+    With async, training may continue, and the future raises the errors that a sync save raises here.
 
     Raises:
         OSError: a rank cannot write, for example because the disk is full.
-        RuntimeError: a rank failed otherwise.
+        RuntimeError: a rank failed for another reason.
     """
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +164,7 @@ def save(
 
 
 class _Writer(FileSystemWriter):
-    """Flushes each file to disk before its rank reports it as written, and reports the system's error if one is full.
+    """Flushes each file to disk before its rank reports it as written, and reports the system's error on a full disk.
 
     torch's archive raises an error of its own when it is closed after a failed write, which hides the system's.
     """
@@ -188,7 +187,7 @@ def written_bytes(folder: Path, rank: int) -> int:
 
 
 def remove(folder: Path, rank: int) -> None:
-    """Remove what a rank wrote into a checkpoint, whole or cut; rank 0 also removes what stands for all."""
+    """Remove the files that a rank wrote into a checkpoint, complete or not; rank 0 also removes the shared files."""
     for path in folder.glob(f"__{rank}_*.distcp"):
         path.unlink(missing_ok=True)
     if rank == 0:
@@ -218,37 +217,37 @@ def _plain_errors() -> Iterator[None]:
 
 
 def load(setup: Setup, workload: Workload, folder: Path, *, group: dist.ProcessGroup | None = None) -> None:
-    """Fill a workload with what a checkpoint holds; every rank of the world calls it.
+    """Load a checkpoint into a workload; every rank of the world calls it.
 
-    setup: of the workload. The folder must hold all ranks' files. The number of ranks may differ from that which saved,
-    unless the workload keeps what only the same rank can use (`KeepsOwnStates`).
+    setup: of the workload. The folder must hold all ranks' files. The number of ranks may differ from that of the save,
+    unless the workload has states that only the same rank can use (`KeepsOwnStates`).
     group: for torch's plans; by default the world.
 
     Raises:
-        CheckpointUnusable: the checkpoint is cut, incomplete or of another case; nothing was loaded.
+        CheckpointUnusable: the checkpoint is truncated, incomplete or from another case; nothing was loaded.
     """
     check(folder, setup, same_ranks=isinstance(workload, KeepsOwnStates))
     states, progress = states_of(workload), _progress_of(workload)
     reader = PlainReader(folder)
-    known = reader.read_metadata().state_dict_metadata
-    wanted = {**states, **progress}
-    if missing := sorted(set(wanted) - set(known)):
+    stored = reader.read_metadata().state_dict_metadata
+    needed = {**states, **progress}
+    if missing := sorted(set(needed) - set(stored)):
         raise CheckpointUnusable(f"{folder}: it holds no {missing[0]}; it was saved by another model or optimizer")
-    for name, tensor in wanted.items():
-        size = getattr(known[name], "size", None)
+    for name, tensor in needed.items():
+        size = getattr(stored[name], "size", None)
         if size != tensor.shape:
             raise CheckpointUnusable(
                 f"{folder}: {name} has the shape {tuple(size or ())} there and {tuple(tensor.shape)} here; load it into"
                 " the model that saved it"
             )
     with _plain_errors():
-        state_dict_loader.load(wanted, storage_reader=reader, process_group=group)
+        state_dict_loader.load(needed, storage_reader=reader, process_group=group)
     if isinstance(workload, KeepsProgress):
-        workload.resume({name.partition("progress.")[2]: float(wanted[name]) for name in progress})
+        workload.resume({name.partition("progress.")[2]: float(needed[name]) for name in progress})
 
 
 def check(folder: Path, setup: Setup, *, same_ranks: bool) -> None:
-    """Check whether a checkpoint is whole, and this setup's. same_ranks: it must be of as many ranks.
+    """Check that a checkpoint is complete and from this setup. same_ranks: its number of ranks must be equal.
 
     Raises:
         CheckpointUnusable: it is not; the message says what is wrong.
@@ -273,7 +272,7 @@ def check(folder: Path, setup: Setup, *, same_ranks: bool) -> None:
         if own.get(name) != saved.get(name):
             why = f"; {setup.strategy} loads only what as many ranks saved" if name == "ranks" else ""
             raise CheckpointUnusable(
-                f"{folder}: it is another case's: {name} was {saved.get(name)} and is {own.get(name)}{why}"
+                f"{folder}: it is from another case: {name} was {saved.get(name)} and is {own.get(name)}{why}"
             )
     _check_files(folder)
 
@@ -301,12 +300,12 @@ def _check_files(folder: Path) -> None:
             ) from None
         if file_bytes < size:
             raise CheckpointUnusable(
-                f"{folder}: rank {rank}'s file {name} is cut: it has {file_bytes} of at least {size} bytes"
+                f"{folder}: rank {rank}'s file {name} is truncated: it has {file_bytes} of at least {size} bytes"
             )
 
 
 def describe(setup: Setup) -> dict[str, Any]:
-    """Return what identifies a checkpoint: the setup as far as it decides what is computed."""
+    """Return what identifies a checkpoint: the parts of the setup that decide what is computed."""
     case = {
         "strategy": setup.strategy,
         "ranks": setup.ranks,
@@ -318,8 +317,8 @@ def describe(setup: Setup) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "case": case}
 
 
-# torch passes plans between ranks, and keeps its metadata, as pickles. A pickle can run code; these readers make only
-# what plans and metadata consist of.
+# torch passes plans between ranks, and keeps its metadata, as pickles. A pickle can run code; these readers construct
+# only the types that plans and metadata consist of.
 
 _OF_CHECKPOINTS = "torch.distributed.checkpoint."
 _PARTS = frozenset({
@@ -339,9 +338,9 @@ _MODULES = {module for module, _ in _PARTS} | {"builtins", "torch"}
 
 
 def _member(kind: Any, name: str) -> Enum:
-    """Return the member of an enumeration; nothing else is an attribute of a part."""
+    """Return the member of an enumeration, the only attribute that a plan may read."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
-        raise pickle.UnpicklingError("an attribute of what is no enumeration is no part of a checkpoint's plan")
+        raise pickle.UnpicklingError("only members of enumerations are attributes in a checkpoint's plan")
     return kind[name]
 
 
@@ -349,10 +348,10 @@ class _Parts(pickle.Unpickler):
     """Makes data classes and enumerations of torch's checkpoints, torch's types, and exceptions; nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):  # Of Python before 3.11.4, which pickles members so.
+        if (module, name) == ("builtins", "getattr"):  # Python before 3.11.4 pickles members this way.
             return _member
         if module not in _MODULES and not module.startswith(_OF_CHECKPOINTS):  # Even an import can run code.
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's plan")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint's plan")
         part = super().find_class(module, name)
         is_part = (module, name) in _PARTS or isinstance(part, torch.dtype)
         if module.startswith(_OF_CHECKPOINTS) and isinstance(part, type):
@@ -360,19 +359,19 @@ class _Parts(pickle.Unpickler):
         if module == "builtins" and isinstance(part, type):
             is_part = issubclass(part, Exception)
         if not is_part:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's plan")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint's plan")
         return part
 
 
 class PlainReader(FileSystemReader):
-    """Reads a checkpoint's files; its metadata can run no code."""
+    """Reads a checkpoint's files without running code that its metadata names."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata.
 
         Raises:
             FileNotFoundError: there is none.
-            Exception: of pickle's, it is damaged.
+            Exception: one of pickle's, if it is damaged.
         """
         metadata = _Parts(io.BytesIO((Path(self.path) / METADATA).read_bytes())).load()
         if not isinstance(metadata, Metadata):
@@ -383,7 +382,7 @@ class PlainReader(FileSystemReader):
 
 
 def admit_plans() -> None:
-    """Let this process's collectives of objects pass plans of checkpoints, and nothing that can run code."""
+    """Let this process's object collectives receive plans of checkpoints, and nothing that can run code."""
     distributed_c10d._tensor_to_object = _plan_of
 
 

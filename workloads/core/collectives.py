@@ -1,7 +1,7 @@
 """torch's collectives as calls without arguments, on buffers allocated beforehand.
 
 A call returns when the current stream waits for the collective (NCCL), or when the collective is finished (gloo).
-`gather_named` gathers tensors that only other ranks know, without a Python object on the wire: a pickle runs code.
+`gather_named` gathers tensors that only other ranks know, without sending Python objects: a pickle can run code.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Heading(msgspec.Struct, frozen=True, array_like=True):
 def gather_named(own: Mapping[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
     """Return the named tensors of all ranks of the group, on `device`; all of them call it.
 
-    own: this rank's, of floating point, on `device`. Where ranks share a name, the last one's is returned.
+    own: this rank's floating-point tensors, on `device`. If ranks share a name, the last rank's tensor is returned.
     """
     headings = _gather_headings(
         [_Heading(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in own.items()],  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A setup in the words of the cost model of memory on CUDA, and which setups that model does not cover.
+"""Translates a setup for the cost model of memory on CUDA, and says which setups that model does not cover.
 
 Imports no torch.
 """
@@ -21,7 +21,7 @@ _COPIES: Mapping[Weights, Copies] = {"autocast": "cached", "bf16_compute": "each
 def cuda_peak_not_covered(setup: Setup, *, is_whole: bool = False) -> Absent | None:
     """Return why the cost model cannot predict this setup's peak on CUDA under any strategy; None if it may.
 
-    is_whole: the rank keeps all weights and gradients as they are.
+    is_whole: the rank keeps whole weights and gradients.
     """
     if setup.options["compile"] != "none":
         return Absent(reason="which activations a compiled block keeps is the compiler's choice")
@@ -45,7 +45,7 @@ def cuda_peak_not_covered(setup: Setup, *, is_whole: bool = False) -> Absent | N
 def cuda_model(setup: Setup, data_ranks: int, *, is_gathered: bool = False) -> CudaModel:
     """Describe one of a rank's microbatches to the cost model of memory on CUDA.
 
-    is_gathered: FSDP2 gathers weights in the precision that they compute in, so that no product copies its own.
+    is_gathered: FSDP2 gathers weights in the precision of the products, so that no product makes its own copy.
     """
     size, weights = microbatch(setup, data_ranks), weights_of(setup)
     copies = "none" if setup.precision == "fp32" else _COPIES[weights]

@@ -31,8 +31,8 @@ RankSampler = DistributedSampler[NDArray[np.int64]]
 class Progressions(Dataset[NDArray[np.int64]]):
     """Sequences that count up by a stride of their own, with some tokens replaced at random.
 
-    Two neighbouring tokens give the stride and so the next token: the loss falls. Item i depends only on the seed and
-    i, whichever process makes it.
+    Two neighbouring tokens give the stride and so the next token, which a model can learn. Item i depends only on the
+    seed and i, whichever process makes it.
     """
 
     def __init__(self, shape: Shape, *, seed: int, sequences: int) -> None:
@@ -44,7 +44,7 @@ class Progressions(Dataset[NDArray[np.int64]]):
         return self._sequences
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
-        """Return the sequence of that index, one token longer than the model reads."""
+        """Return the sequence at that index, one token longer than the model reads."""
         if not 0 <= index < self._sequences:
             raise IndexError(f"sequence {index} is not among the {self._sequences} of an epoch")
         random = np.random.default_rng((self._seed, index))
@@ -133,7 +133,7 @@ def make_batches(
     epoch_steps: int = EPOCH_STEPS,
     sampler_type: type[RankSampler] = DistributedSampler,
 ) -> Batches | NoBatches:
-    """Make the batches of a rank with this place; None: the rank trains on none."""
+    """Make the batches of a rank. place: its share of each batch; None if it trains on none."""
     if place is None:
         return NoBatches(setup)
     return Batches(
@@ -153,7 +153,7 @@ def _endless(loader: DataLoader[NDArray[np.int64]], sampler: RankSampler) -> Gen
 
 
 def _collate(sequences: Sequence[NDArray[np.int64]], *, delay_s: float, sleep: Callable[[float], None]) -> Tensor:
-    """Stack sequences to a batch, and sleep first where the loader is slowed on purpose."""
+    """Stack sequences to a batch, and sleep first if the loader is slowed on purpose."""
     if delay_s:
         sleep(delay_s)
     return torch.from_numpy(np.stack(sequences))

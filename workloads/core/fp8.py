@@ -1,7 +1,7 @@
 """Products in fp8, for weights=fp8: linear layers whose operands are scaled by rows and columns and rounded to e4m3.
 
 Forward multiplies activations, scaled by rows (tokens), with the weight, scaled by output columns. Backward rounds the
-operands of both of its products again, along the dimension that each sums over, and its gradients too, as the rowwise
+operands of both of its products again, along the dimension that each sums over, including its gradients, as the rowwise
 recipe of torchao does, which torchtitan uses. Scales follow from the largest absolute value of a row at that moment and
 are powers of 2, so that how many tokens a rank sees at a time changes no rounding, except of the smallest numbers.
 Dimensions: m tokens, k inputs of the layer, n outputs; of a product a (rows, sum) and b (sum, columns).
@@ -32,7 +32,7 @@ FIRST_CAPABILITY = (8, 9)
 
 
 def check_device(setup: Setup) -> None:
-    """Check that this rank's device computes in fp8; before any product, as selective checkpointing counts them.
+    """Check that this rank's device computes in fp8, before any product: selective checkpointing counts products.
 
     Raises:
         RuntimeError: it is a GPU without fp8.
@@ -46,7 +46,7 @@ def check_device(setup: Setup) -> None:
 
 
 def missing_fp8(gpu: str, capability: tuple[int, int]) -> str | None:
-    """Return why a GPU of this name and compute capability cannot train with weights=fp8; None where it can."""
+    """Return why a GPU of this name and compute capability cannot train with weights=fp8; None if it can."""
     if capability >= FIRST_CAPABILITY:
         return None
     own, first = (".".join(map(str, each)) for each in (capability, FIRST_CAPABILITY))
@@ -62,7 +62,7 @@ class Fp8Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         rounded_nk = self.weight.to(torch.bfloat16)
         out_mn: Tensor = _Product.apply(x.flatten(0, -2), rounded_nk)  # type: ignore[no-untyped-call]
-        # As in torch's own linear layers not a view, for which FSDP2 would warn of updates in place.
+        # Not a view, as in torch's own linear layers: for a view, FSDP2 would warn of updates in place.
         out: Tensor = torch.ops.aten._unsafe_view(out_mn, (*x.shape[:-1], out_mn.shape[1]))
         return out
 
@@ -110,7 +110,7 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def product_notes(setup: Setup) -> list[str]:
-    """Return a note where this torch cannot multiply in fp8, so that fp32 computes the same values."""
+    """Return a note if this torch cannot multiply in fp8, so that fp32 computes the same values."""
     if not is_fp8(setup) or setup.device != "cpu" or has_cpu_product():
         return []
     return [f"torch {torch.__version__} has no product of fp8 on the CPU; fp32 computes the same rounded values"]

@@ -77,7 +77,7 @@ RECIPE: Mapping[str, OptionValue] = {
     "lr_decay": "cosine",
     "lr_decay_steps": 2,
 }
-"""A short recipe, with which strategies are compared with `single`."""
+"""A short schedule for comparing strategies with `single`."""
 
 
 def scale(rule: RateRule, data_ranks: int) -> float:
@@ -98,7 +98,7 @@ def scale(rule: RateRule, data_ranks: int) -> float:
 def factor(rule: RateRule, *, data_ranks: int, warm_up: int, step: int, start: float = 1.0) -> float:
     """Return what the rate of a step, counted from 0, is multiplied by before any decay.
 
-    It grows from `start` in equal increments to the rule's scale, which step `warm_up` is the first to have.
+    It grows from `start` in equal increments to the rule's scale, which it first reaches at step `warm_up`.
     Source: Goyal et al. 2017, section 2.2, gradual warm-up.
     """
     warm = scale(rule, data_ranks)
@@ -108,7 +108,7 @@ def factor(rule: RateRule, *, data_ranks: int, warm_up: int, step: int, start: f
 def decayed(decay: Decay, *, steps: int, least: float, step: int) -> float:
     """Return the share of its highest value that the rate has at a step, counted from 0 at the end of warm-up.
 
-    Step `steps` is the first to have the share `least`, which all later steps keep.
+    It first reaches the share `least` at step `steps`, and stays there.
     Source: Loshchilov and Hutter 2017, SGDR, equation 5 without restarts; for the floor of 0.1 Hoffmann et al. 2022,
     Training compute-optimal large language models, appendix B.
     """
@@ -123,7 +123,7 @@ def decayed(decay: Decay, *, steps: int, least: float, step: int) -> float:
 
 
 def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
-    """Return what the learning rate of a step, counted from 0, is multiplied by. data_ranks: those sharing a batch."""
+    """Return the factor of a step's learning rate; steps count from 0. data_ranks: those that share a batch."""
     rule: RateRule = setup.options["lr_rule"]  # type: ignore[assignment]  # The option allows no other word.
     decay: Decay = DECAY.of(setup)  # type: ignore[assignment]  # The option allows no other word.
     warm_up = int(setup.options["lr_warm_up"])
@@ -134,13 +134,13 @@ def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
 
 
 def decay_steps(setup: Setup, run_steps: int) -> int:
-    """Return the steps of the decay: those that the user chose, or what warm-up leaves of the run's own steps.
+    """Return the steps of the decay: the user's choice, or the run's own steps after warm-up.
 
     run_steps: all optimizer steps of a trial.
     """
-    chosen = int(DECAY_STEPS.of(setup))
-    if chosen or DECAY.of(setup) == DECAY.default:
-        return chosen
+    steps = int(DECAY_STEPS.of(setup))
+    if steps or DECAY.of(setup) == DECAY.default:
+        return steps
     return max(0, run_steps - int(setup.options["lr_warm_up"]))
 
 

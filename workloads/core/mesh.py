@@ -34,8 +34,8 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
 def share_world_timeout(device: torch.device) -> None:
     """Give every group of this rank the timeout of the world.
 
-    torch gives each new group its backend's default; meshes make groups without asking, and libraries keep some that no
-    mesh leads to. So the timeout is set in every group that torch knows.
+    torch gives each new group its backend's default; meshes make groups themselves, and libraries keep groups that no
+    mesh refers to. So this sets the timeout in every group that torch knows.
     """
     world = dist.group.WORLD
     assert world is not None, "ranks have met"
@@ -53,7 +53,7 @@ def make_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGr
 
 
 def high_priority_options(timeout: timedelta) -> object:
-    """Return NCCL's options for a group whose kernels go before others that wait for the GPU.
+    """Return NCCL's options for a group whose kernels run before others that wait for the GPU.
 
     torch must be built with NCCL.
     """

@@ -48,13 +48,13 @@ _ROUNDED: Mapping[type[nn.Module], type[nn.Module]] = {
 
 
 def compute_with_rounded_weights(setup: Setup, model: nn.Module) -> None:
-    """Let all layers of the model compute with bf16 copies of their weights, where the setup wants that.
+    """Let all layers of the model compute with bf16 copies of their weights, if the setup requires it.
 
     With fp8 the linear layers of blocks also multiply in fp8. Changes the class of each layer, as `fully_shard` does,
     so that no weight changes its name.
 
     Raises:
-        RuntimeError: a layer has weights and is of no known kind; or this GPU has no fp8.
+        RuntimeError: a layer with weights is of an unknown kind, or this GPU has no fp8.
     """
     if not is_sharded_rounded(setup):
         return
@@ -128,7 +128,7 @@ class MasterAdamW(AdamW):
     def __init__(
         self, weights: Iterable[nn.Parameter], *, masters: Mapping[nn.Parameter, Tensor], **settings: Any
     ) -> None:
-        """Make the optimizer of some weights. masters: of these, and maybe others."""
+        """Make the optimizer of some weights. masters: those of these weights, possibly among others."""
         self.weights: Sequence[nn.Parameter] = list(weights)
         self.masters: Sequence[Tensor] = [masters[weight] for weight in self.weights]
         super().__init__(self.masters, **settings)
@@ -139,7 +139,7 @@ class MasterAdamW(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update masters and weights; while it runs, bf16 gradients have a copy in fp32."""
+        """Update masters and weights; meanwhile bf16 gradients have a copy in fp32."""
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
         loss = super().step(closure)

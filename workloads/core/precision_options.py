@@ -1,4 +1,4 @@
-"""Options `weights` and `grad_dtype` of training in bf16: what they mean, what refuses them, and notes.
+"""Options `weights` and `grad_dtype` of training in bf16: their meanings, refusals and notes.
 
 Imports no torch.
 
@@ -59,7 +59,7 @@ DIVIDED_ROWS = (
 
 
 def weights_of(setup: Setup) -> Weights:
-    """Return how the setup keeps its weights; autocast where nobody has settled it."""
+    """Return how the setup keeps its weights; autocast if the option is not settled."""
     word = WEIGHTS.of(setup)
     return "autocast" if word == UNSETTLED else word  # type: ignore[return-value]  # The option allows no other word.
 
@@ -71,7 +71,7 @@ def grad_dtype_of(setup: Setup) -> GradType:
 
 
 def is_rounded(setup: Setup) -> bool:
-    """Whether all layers compute with weights in bf16, so that the residual stream is bf16, too."""
+    """Whether all layers compute with weights in bf16, so that the residual stream is also bf16."""
     return weights_of(setup) != "autocast"
 
 
@@ -106,7 +106,7 @@ def master_bytes_each(setup: Setup) -> tuple[int, int, int]:
 
 
 def weights_refusals(setup: Setup, refused: Mapping[Weights, str]) -> Iterator[str]:
-    """Yield why the weights cannot be kept so. refused: values that the strategy refuses, each with the reason."""
+    """Yield why this `weights` is not possible. refused: values that the strategy refuses, each with the reason."""
     word = weights_of(setup)
     if word == "autocast":
         return
@@ -122,7 +122,7 @@ def weights_refusals(setup: Setup, refused: Mapping[Weights, str]) -> Iterator[s
 
 
 def _fp8_sizes(setup: Setup) -> Iterator[str]:
-    """Yield which sizes of linear layers a GPU's product in fp8 does not take."""
+    """Yield the sizes of linear layers that a GPU's product in fp8 does not accept."""
     shape = setup.shape
     widths = {
         "width": shape.width,

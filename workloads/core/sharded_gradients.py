@@ -35,7 +35,7 @@ def clip_gradients(
     """Scale gradients down to a norm, and return the norm before; costs one all_reduce of a number per group.
 
     groups: process groups of the axes whose ranks hold different gradients, or parts of one.
-    tensor_ranks: size of the axis `tensor`, whose ranks all hold what is not divided over it.
+    tensor_ranks: size of the axis `tensor`, whose ranks all hold the gradients that are not divided over it.
     """
     sharded: list[Tensor] = []
     replicated: list[Tensor] = []
@@ -43,7 +43,7 @@ def clip_gradients(
         if weight.grad is not None:
             axes = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else None
             (sharded if axes is not None and "tensor" in axes else replicated).append(local_gradient(weight))
-    # Each of the tensor ranks holds a copy of the whole gradients; the sum over ranks shall count them once.
+    # Each of the tensor ranks holds a copy of the whole gradients; the sum over ranks must count them once.
     square = nn.utils.get_total_norm(sharded).square() + nn.utils.get_total_norm(replicated).square() / tensor_ranks
     for group in groups:
         dist.all_reduce(square, group=group)
@@ -68,7 +68,7 @@ def add_up(weights: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
 
 
 class AgreeingScaler(torch.amp.GradScaler):
-    """A GradScaler whose ranks all skip an update in which one of them sees an overflow.
+    """A GradScaler with which all ranks skip an update if one of them sees an overflow.
 
     Costs one all_reduce of a number per group. It overrides the same hook as torch's ShardedGradScaler, which accepts
     no list of parts and whole gradients.

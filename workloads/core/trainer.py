@@ -40,7 +40,7 @@ class LearningRate:
     def begin_step(self, optimizer: Optimizer) -> None:
         """Set the rate of the optimizer's next update: a multiple of the rate that it was made with.
 
-        An optimizer that updates nothing itself has no rate, and gets none.
+        An optimizer that updates nothing itself has no rate and gets none.
         """
         factor = rate_factor(self._setup, data_ranks=self._data_ranks, step=self._step)
         for group in optimizer.param_groups:
@@ -53,7 +53,7 @@ class LearningRate:
         return {"steps": self._step}
 
     def resume(self, progress: Mapping[str, float]) -> None:
-        """Go on after the steps of this progress."""
+        """Continue after the steps of this progress."""
         self._step = int(progress["steps"])
 
 
@@ -91,14 +91,14 @@ class Trainer:
         scaler: torch.amp.GradScaler | None = None,
         notes: Sequence[str] | None = None,
     ) -> None:
-        """Take over a model that lies on its device, and make its optimizer where none is passed in.
+        """Take a model that is on its device, and make its optimizer if none is passed in.
 
-        model: what is called, wrappers included.
+        model: the module to call, including wrappers.
         no_sync: entered around forward and backward of every microbatch but the last.
         after_backward: called after the last microbatch's backward; its time counts as backward's.
         clip: limits the norm of the full gradient, of which a rank may hold only a shard.
-        scaler: needed where other ranks must learn of an overflow that this rank sees.
-        notes: see `KnowsNotes`; by default, which kernel attends.
+        scaler: needed if other ranks must know of an overflow that this rank sees.
+        notes: see `KnowsNotes`; by default, a note on the attention kernel.
         """
         self.model = model
         self.optimizer: Optimizer = optimizer or make_optimizer(setup, model.parameters())
@@ -134,7 +134,7 @@ class Trainer:
         return self._gradient_norm
 
     def progress(self) -> dict[str, float]:
-        """See `KeepsProgress`: steps begun, and in fp16 the scale of the loss and what it has gone through."""
+        """See `KeepsProgress`: steps begun, and in fp16 the state of the loss scaler."""
         return {**self._learning_rate.progress(), **self._scaler.state_dict()}
 
     def resume(self, progress: Mapping[str, float]) -> None:
@@ -145,7 +145,7 @@ class Trainer:
             self._scaler.load_state_dict({name: int(n) if name in counts else n for name, n in state.items()})
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
-        """Run forward and backward of all microbatches; see `Workload.step` for what is returned."""
+        """Run forward and backward of all microbatches; see `Workload.step` for the result."""
         microbatches = tokens_bs.chunk(self._microbatches)
         losses = []
         for microbatch_bs in microbatches[:-1]:
@@ -198,7 +198,7 @@ def make_model(setup: Setup) -> Transformer:
 def outline_model(setup: Setup, *, device: str = "meta") -> Transformer:
     """Make the reference model on the meta device, where it takes no memory, to be divided and then materialised.
 
-    device: another one, for a library that divides modules while they are made.
+    device: used instead, for a library that divides modules while they are made.
     """
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     with torch.device(device):
@@ -217,10 +217,10 @@ def outline_model(setup: Setup, *, device: str = "meta") -> Transformer:
 
 
 def materialise(setup: Setup, part: nn.Module, *, device: str | None = None) -> None:
-    """Give what this rank holds of an outlined model its memory and its first values.
+    """Allocate this rank's part of an outlined model and set its initial values.
 
     part: the model, or a stage of it, after it was divided.
-    device: of the weights, where it is not the setup's, for example because they are offloaded.
+    device: of the weights, if it is not the setup's, for example because they are offloaded.
     """
     part.to_empty(device=device or setup.device)
     if isinstance(part, Transformer) and setup.shape.is_tied:
@@ -230,7 +230,7 @@ def materialise(setup: Setup, part: nn.Module, *, device: str | None = None) -> 
 
 
 def fill_tables(setup: Setup, part: nn.Module) -> None:
-    """Set the rotary tables, which `to_empty` leaves without values; made on the host, they are the same anywhere."""
+    """Set the rotary tables, which `to_empty` leaves without values; made on the host, they are the same everywhere."""
     tables = rotary_tables(setup.shape)
     for name, table in zip(("cos_sr", "sin_sr"), tables, strict=True):
         part.register_buffer(name, table.to(setup.device), persistent=False)
@@ -242,7 +242,7 @@ def make_optimizer(setup: Setup, parameters: Iterable[nn.Parameter]) -> AdamW:
 
 
 def adamw_settings(setup: Setup) -> dict[str, Any]:
-    """Return AdamW's arguments besides the weights; its update is one fused kernel."""
+    """Return AdamW's arguments other than the weights; its update is one fused kernel."""
     rate = float(setup.options["learning_rate"])
     return {"lr": rate, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
 
@@ -250,7 +250,7 @@ def adamw_settings(setup: Setup) -> dict[str, Any]:
 def gather_gradients(model: nn.Module) -> dict[str, Tensor]:
     """Return the gradient of each weight, by the weight's name without wrapper prefixes.
 
-    Sharded gradients are gathered, so that all ranks must call this.
+    Sharded gradients are gathered, so all ranks must call this.
 
     Raises:
         RuntimeError: a weight has no gradient.
@@ -270,7 +270,7 @@ def plain_name(name: str) -> str:
 
 
 def full_tensor_of(tensor: Tensor) -> Tensor:
-    """Return the full tensor; where it is sharded over ranks, all of them must call this."""
+    """Return the full tensor; if it is sharded over ranks, all of them must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
     # An offloaded shard has to be moved to the device that the mesh gathers on.

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from workloads.cost_models.shape import Shape
 
 Checkpoint = Literal["none", "full", "selective"]
-"""What backward recomputes: nothing, whole blocks, or all of a block but its matrix products and attention."""
+"""What backward recomputes: nothing, whole blocks, or all of a block except its matrix products and attention."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps queries (b, h, s, e), keys and values (b, k, s, e) to outputs (b, h, s, e)."""
@@ -41,9 +41,9 @@ SAVED = frozenset(
 
 
 class Transformer(nn.Module):
-    """Tokens to logits. The head has the embedding's weight where the shape ties them; linear layers have no bias.
+    """Tokens to logits. The head shares the embedding's weight if the shape ties them; linear layers have no bias.
 
-    Weights begin as torch makes them; `workloads.core.weights` gives those that training begins with.
+    Weights start as torch initialises them; `workloads.core.weights` sets those that training starts with.
     """
 
     cos_sr: Tensor
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
             self.tie()
 
     def tie(self) -> None:
-        """Give the head the embedding's weight; needed again after `to_empty`, which makes them two."""
+        """Give the head the embedding's weight; needed again after `to_empty`, which separates them."""
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens_bs: Tensor, targets_bs: Tensor | None = None, *, chunks: int = 1) -> Tensor:
@@ -207,9 +207,10 @@ def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
 
 
 def chunked_loss(head: nn.Module, x_bsd: Tensor, targets_bs: Tensor, *, chunks: int) -> Tensor:
-    """Return `next_token_loss` of the head's logits, of which only those of one chunk of positions live at a time.
+    """Return `next_token_loss` of the head's logits, while only one chunk of positions has logits at a time.
 
-    Backward computes the logits of each chunk again. x_bsd: what the head reads. chunks: about equal.
+    Backward computes the logits of each chunk again. x_bsd: the head's input. chunks: number of chunks, about equal in
+    size.
     """
     sums = [
         checkpointing.checkpoint(_summed_loss, head, x_pd, targets_p, use_reentrant=False, preserve_rng_state=False)

@@ -1,7 +1,7 @@
-"""The weights that a model begins with: each follows from the seed, its weight's name and its place in that weight.
+"""Initial weights of a model: each element follows from the seed, its weight's name and its position in that weight.
 
-Any rank can so make any part of a weight alone, and all strategies begin with the same model, however they divide it.
-Only integer arithmetic and one rounding make an element, none of which depends on how the work is cut into chunks.
+So any rank can make any part of a weight by itself, and all strategies start with the same model, however they divide
+it. Integer arithmetic and one rounding make an element; neither depends on how the work is cut into chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 WEIGHT_DEVIATION = 0.02
 CHUNK_ELEMENTS = 2**18
-"""Elements that are made at a time, which takes about 24 bytes for each."""
+"""Elements made at a time; each takes about 24 bytes meanwhile."""
 
 # Sebastiano Vigna's splitmix64 (public domain, https://prng.di.unimi.it/splitmix64.c), in the 64 bits of a signed
 # integer: its increment, and shift and multiplier of each of its rounds.
@@ -33,7 +33,7 @@ _SUM_MEAN = -_PIECES / 2
 
 
 def deviation(name: str, layers: int) -> float:
-    """Return the standard deviation that a weight begins with.
+    """Return the standard deviation of a weight's initial elements.
 
     name: in the model of `single`. The two products of a block that write to the residual stream get a smaller one, so
     that its variance does not grow with depth. Source: Radford et al. 2019, GPT-2, section 2.3.
@@ -44,9 +44,9 @@ def deviation(name: str, layers: int) -> float:
 
 @torch.no_grad()
 def fill_weights(weights: Iterable[tuple[str, Tensor]], *, seed: int, layers: int) -> None:
-    """Give weights their first values; of a DTensor this rank's part. Norms get ones.
+    """Set the initial values of weights; of a DTensor, those of this rank's part. Norms get ones.
 
-    weights: those of a model or of a part of it, by the names that they have in `single`. layers: of the whole model.
+    weights: of a model or of a part of it, by their names in `single`. layers: of the whole model.
     """
     for name, weight in weights:
         part, offset = weight.data, (0,) * weight.dim()
@@ -62,9 +62,9 @@ def fill_weights(weights: Iterable[tuple[str, Tensor]], *, seed: int, layers: in
 
 @torch.no_grad()
 def fill_flat(part: Tensor, name: str, first: int, *, seed: int, dims: int, layers: int) -> None:
-    """Give neighbouring elements of a flat weight their first values, as `fill_weights` does.
+    """Set the initial values of neighbouring elements of a flat weight, as `fill_weights` does.
 
-    part: (elements,). first: place of the first of them in the weight. dims: of the weight before it was flat.
+    part: (elements,). first: index of the first one in the weight. dims: of the weight before it was flattened.
     """
     if dims == 1:
         part.fill_(1.0)
@@ -90,14 +90,14 @@ def _fill_matrix(part: Tensor, key: int, offset: Sequence[int], *, whole_columns
 
 
 def key_of(name: str, seed: int) -> int:
-    """Return the number by which a weight's elements differ from those of other weights and seeds."""
+    """Return the number that distinguishes a weight's elements from those of other weights and seeds."""
     return int.from_bytes(blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def elements_at(indices: Tensor, key: int, deviation: float) -> Tensor:
     """Return a weight's elements, float32, by their indices in the flat weight, int64, which are overwritten.
 
-    An element is the sum of the four 16-bit pieces of a 64-bit hash, scaled: near to normal, and never beyond 3.47
+    An element is the sum of the four 16-bit pieces of a 64-bit hash, scaled: close to normal, and never beyond 3.47
     deviations. The sum is exact, so that only the scaling rounds.
     """
     bits = indices.mul_(_signed(_INCREMENT)).add_(key)

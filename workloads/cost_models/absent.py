@@ -1,4 +1,4 @@
-"""The one type of a figure that is not known: it stands in the figure's place, and says why."""
+"""`Absent`: stands in place of a figure that is not known, with the reason."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """What cannot be known here. reason: names it where it is not clear from the place, and says why."""
+    """An unknown figure. reason: why it is unknown, and which figure it is if the context does not show that."""
 
     reason: str

@@ -10,7 +10,7 @@ over its one link, each with an eighth of the bandwidth. A group that is alone o
 network cards the link has, as NCCL does with one ring per card.
 Not covered: collectives of two axes at the same time; a switch that is slower than its links together; and hierarchical
 algorithms, which send 2 (N - 1) / N of the data over the links of N nodes, where the flat ring of n ranks here sends 2
-(n - 1) / n: half as much on 2 nodes, and little less from 8 on.
+(n - 1) / n: half as much on 2 nodes, and little less from 8 nodes on.
 Source: Leiserson 1985, Fat-trees (the load factor: bytes that must cross a cut over the cut's capacity, which bounds
 the time from below).
 """
@@ -36,8 +36,8 @@ class NetworkLevel:
     ranks: number of ranks in one unit.
     link: joins a unit of the next smaller level (a rank, for the innermost level) to the others in the same unit; or
     why it is unknown. A node's link, on the level above it, is all of its network cards together.
-    by_collective: the link as single collectives reach it, each at most once; the others reach `link`. A library may
-    copy or add on its way, so that collectives reach different shares of the same wires.
+    by_collective: the link as individual collectives reach it, at most one entry each; the others reach `link`. A
+    library may copy or add on its way, so that collectives reach different shares of the same wires.
     """
 
     name: str
@@ -307,7 +307,7 @@ def transfer_axis(transfer: Transfer, axes: Mapping[str, int]) -> MeshAxis:
     """
     if transfer.axis not in axes:
         raise ValueError(
-            f"{transfer.collective} is over axis {transfer.axis!r}, which the mesh has not; its axes are"
+            f"{transfer.collective} is over axis {transfer.axis!r}, which the mesh does not have; its axes are"
             f" {', '.join(axes)}"
         )
     axis = mesh_axes(axes)[transfer.axis]
@@ -418,8 +418,8 @@ def _distinct_starts(axis: MeshAxis, sizes: Sequence[int]) -> tuple[list[int], i
     """Return the first rank of groups that stand for all, and for how many groups each of them stands.
 
     Groups whose members are in the same parts, one by one, load the same links alike: with a stride of 8 on nodes of 4,
-    groups 0-3 are alike, and so are groups 4-7. And what repeats on other parts of the outermost size loads no link
-    more: with that stride, groups 4-7 are on other nodes than groups 0-3.
+    groups 0-3 are alike, and so are groups 4-7. And a repetition on other parts of the outermost size adds load to no
+    link: with that stride, groups 4-7 are on other nodes than groups 0-3.
     """
     outermost = sizes[-1]
     alike = math.gcd(axis.stride, sizes[min(1, len(sizes) - 1)])

@@ -116,14 +116,14 @@ def fit(trials: Sequence[Sequence[TimedSize]]) -> LinkFit:
 
     Least squares on relative errors: each point weighs 1 / T^2, where T is at first its measured time and then, round
     by round, its fitted one, because weights from noisy times favour points that happened to be short. The points of a
-    trial share its processes and its luck, so an interval is Student's t over the lines of the trials, each fitted with
-    the weights of the line through all points. It is taken on logarithms, as times are skewed to one side, except for a
-    latency that may be 0. Whether the sweep determines the link at all is decided by the points: one for each size (the
-    median of a trial, not its single calls). Where latency comes out below 0 by no more than noise, it is 0, and
-    bandwidth is fitted alone. No span of sizes is required: the residuals decide whether a sweep is long enough.
+    trial share its processes and disturbances, so an interval is Student's t over the lines of the trials, each fitted
+    with the weights of the line through all points. It is taken on logarithms, as times are skewed to one side, except
+    for a latency that may be 0. Whether the sweep determines the link at all is decided by the points: one for each
+    size (the median of a trial, not its single calls). Where latency comes out below 0 by no more than noise, it is 0,
+    and bandwidth is fitted alone. No span of sizes is required: the residuals decide whether a sweep is long enough.
 
     Raises:
-        NoFit: there are fewer than 3 sizes of messages in a trial, or all are nearly equal; latency hides the
+        NoLinkFit: there are fewer than 3 sizes of messages in a trial, or all are nearly equal; latency hides the
             bandwidth, whose slope is less than 4 times its uncertainty, or which some trial does not determine; or
             small messages are faster than no latency at all allows.
     """
@@ -247,7 +247,7 @@ def _unresolved(line: _Line, points: Sequence[TimedSize], sizes: Sequence[float]
     largest = max(points, key=lambda point: point.message_bytes)
     if line.per_byte_s * largest.wire_bytes > largest.elapsed_s / 2:
         return (
-            f"messages of {_span(sizes)} take times that scatter too much to tell the bandwidth within a factor of 3;"
+            f"messages of {_span(sizes)} take times that scatter too much to find the bandwidth within a factor of 3;"
             " measure more trials, or on a quieter machine"
         )
     return (

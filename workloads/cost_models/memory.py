@@ -30,7 +30,7 @@ INDEX_BYTES = 8
 
 
 def is_recomputed(block: int, *, every: int) -> bool:
-    """Whether backward recomputes a block, counted from 0, where every so many blocks are checkpointed.
+    """Whether backward recomputes a block, counted from 0, where the last of every `every` blocks is checkpointed.
 
     Example: with 2 the blocks 1, 3, 5 and so on, as torchtitan counts.
     """
@@ -47,7 +47,7 @@ class Microbatch:
     """Tensors of one microbatch on one rank that holds the whole model, in bytes.
 
     sequences: number of sequences that pass through the model at a time.
-    checkpoint_every: of so many blocks the last is checkpointed; 1: all are.
+    checkpoint_every: n, where the last of every n blocks is checkpointed; 1: all are.
     first_block: number in the whole model of the shape's first block, where the shape has only some of its blocks.
     Sizes of one block are those of a checkpointed block, unless `at_block` made the microbatch.
     Under autocast (bf16, fp16) matrix products and attention are in half precision, and the rest stays in fp32.
@@ -83,9 +83,9 @@ class Microbatch:
         return sum(self.at_block(below).stored_block_bytes for below in range(blocks))
 
     def rerun_casts_bytes(self, blocks: int) -> int:
-        """Return autocast's copies of the weights of the first blocks' recomputed ones.
+        """Return the bytes of autocast's copies of the weights of the recomputed blocks among the first ones.
 
-        Forward does not store them, but they live until its end.
+        Forward does not store the copies, but they live until its end.
         """
         if self.checkpoint == "none":
             return 0
@@ -95,7 +95,7 @@ class Microbatch:
 
     @property
     def is_autocast(self) -> bool:
-        """Whether matrix products are computed in another precision than the weights have."""
+        """Whether matrix products are computed in a different precision from that of the weights."""
         return self.precision != "fp32"
 
     @property

@@ -21,12 +21,12 @@ class Prediction:
     Sorted as torch's MemTracker sorts them: by what made a tensor, and when.
     buffers_bytes: tables of positions.
     gradients_bytes: gradients of weights that exist at the peak; after the step all do.
-    activations_bytes: what forward made, or recomputed, or what the step holds besides: tokens, logits, and the copy of
+    activations_bytes: what forward made or recomputed, and what else the step holds: tokens, logits, and the copy of
     the gradients that is averaged in one piece.
     temporary_bytes: what backward made and still needs: gradients of activations, and of the weight in progress.
-    other_bytes: what outlives the step and is no state, such as the part of gradients that compression left out and
-    adds next time.
-    Not counted: scalars, and what is not a tensor: the loader, libraries, the allocator's own memory.
+    other_bytes: what outlives the step and is not a state, for example the part of gradients that compression left out
+    and adds next time.
+    Not counted: scalars, and memory outside tensors: the loader, libraries, the allocator's own memory.
     """
 
     parameters_bytes: int
@@ -231,8 +231,8 @@ def _recomputed(size: Microbatch, kept_bytes: int, made_bytes: int) -> tuple[int
     return kept_bytes, made_bytes
 
 
-# Further moments of a block, besides those of `StepMoments`: in forward of the last block, and in backward product by
-# product.
+# Further moments of a block, in addition to those of `StepMoments`: in forward of the last block, and in backward
+# product by product.
 #
 # They can be the peak only where a rank does not hold the whole model through the step.
 

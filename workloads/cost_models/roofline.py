@@ -193,7 +193,7 @@ def update_bytes(states: States, *, has_master: bool, gradient_bytes: int, is_cl
 
 
 def interpolated_rate(size: float, rungs: tuple[tuple[float, float], ...]) -> float:
-    """Return the rate at a size, from rungs of size and rate, ascending; logarithmic between two, the end's beyond.
+    """Return the rate at a size, from rungs of size and rate, ascending: logarithmic between them, constant beyond.
 
     Example: between 100 FLOP/s at 256 rows and 400 at 1,024, 512 rows have 200.
 

@@ -24,8 +24,8 @@ def balance(blocks: Sequence[float], stages: int, *, before: float = 0.0, after:
 
     blocks: cost of each block, in the order of the model. before, after: additional cost of the first and of the last
     stage.
-    Of cuts with an equally long longest stage, take the one whose early stages have more blocks: in most schedules
-    early stages wait longer.
+    Among cuts whose longest stages are equally long, take the one whose early stages have more blocks: in most
+    schedules early stages wait longer.
     Exact, by dynamic programming over the ends of stages.
 
     Raises:
@@ -71,7 +71,7 @@ def equal_layers(layers: int, stages: int) -> tuple[int, ...]:
     """Return the same number of blocks for each stage.
 
     Raises:
-        ValueError: stages do not divide them.
+        ValueError: the stages do not divide the layers.
     """
     if stages < 1 or layers % stages:
         raise ValueError(f"layers is {layers}, which {stages} stages do not divide")
@@ -102,7 +102,7 @@ HALVED_BACKWARD: tuple[ScheduleName, ...] = ("interleaved_zero_bubble", "zbv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """One pipeline: the ranks of the mesh axis `stage`, their schedule, and the size of what stages hand on.
+    """One pipeline: the ranks of the mesh axis `stage`, their schedule, and the size of the tensors between stages.
 
     boundary_bytes: size of the tensor that a stage sends to the next for one microbatch; its gradient is as large.
     """
@@ -141,7 +141,7 @@ ActionKind = Literal["forward", "backward", "input_backward", "weight_backward"]
 """backward: gradients of inputs and weights together; the other two are its halves, where a schedule splits them."""
 
 MessageEnd = Literal["sent", "asked"]
-"""sent: the output of an action was handed over for sending. asked: an action's input was asked for."""
+"""sent: an action's output was passed on for sending. asked: an action's input was requested."""
 
 _KindOfStage = tuple[ActionKind, int]
 
@@ -280,7 +280,7 @@ def _zbv(pipeline: Pipeline, rank: int) -> Iterator[Action]:
 
 
 def _v_kinds(pipeline: Pipeline, rank: int, microbatches: int) -> Iterator[_KindOfStage]:
-    """Yield what a rank of a V does, and for which of its two stages: `down` (first half) or `up` (second half)."""
+    """Yield the kind and stage of each action of a rank of a V; its stages are `down` (first half) and `up`."""
     down, up = pipeline.stages_of(rank)
     ranks = pipeline.ranks
     # warm-up: fill the way down, then both ways, until backward comes up

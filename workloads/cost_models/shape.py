@@ -26,8 +26,8 @@ class RopeScaling:
     """How rotary frequencies are lowered, so that a model reads more positions than it was first trained on.
 
     linear: all frequencies are divided by the factor.
-    llama3: of the frequencies, those that turn fewer than `low_freq_factor` times within `original_positions` are
-    divided by the factor, those that turn more than `high_freq_factor` times stay, and between them both are mixed.
+    llama3: frequencies that turn fewer than `low_freq_factor` times within `original_positions` are divided by the
+    factor, those that turn more than `high_freq_factor` times stay, and those in between mix both.
     The last three fields belong to llama3 alone.
     Source: transformers, modeling_rope_utils.py; Dubey et al. 2024, The Llama 3 Herd of Models, section 3.2.
 
@@ -65,14 +65,14 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Dimensions of the model and of the batch of one optimizer step, and what else makes it a Llama of its kind.
+    """Dimensions of the model and of the batch of one optimizer step, and the model's other settings.
 
     batch: sequences of one optimizer step, over all ranks and all accumulated microbatches (the effective batch).
     kv_heads: key and value heads, each shared by heads / kv_heads query heads.
     mlp_width: inner width of the SwiGLU.
     head_dim: width of one head where it is not width / heads; see `head_width`.
     norm_epsilon: what RMSNorm adds to the mean square. rope_theta: base of the rotary frequencies.
-    is_tied: the head has no weight of its own, but the embedding's.
+    is_tied: the head shares the embedding's weight.
     The defaults are those of every preset, Llama 3's; runs from before these fields existed have them.
 
     Raises:
@@ -172,10 +172,10 @@ class Shape:
 
 
 DIMENSIONS = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "sequence", "batch")
-"""Fields that have an option each."""
+"""Fields that each have an option."""
 
 FIELDS = tuple(field.name for field in fields(Shape))
-"""All fields; those that are not dimensions only a file can set (`bench.session.shape_file`)."""
+"""All fields; only a file can set those that are not dimensions (`bench.session.shape_file`)."""
 
 
 def unlike(shape: Shape, other: Shape) -> tuple[str, ...]:
@@ -184,15 +184,15 @@ def unlike(shape: Shape, other: Shape) -> tuple[str, ...]:
 
 
 def particulars(shape: Shape) -> tuple[str, ...]:
-    """Return the names of the fields that are no dimensions and not at their defaults."""
+    """Return the names of the fields other than dimensions that are not at their defaults."""
     others = (field for field in fields(Shape) if field.name not in DIMENSIONS)
     return tuple(field.name for field in others if getattr(shape, field.name) != field.default)
 
 
 def shape_in_key(shape: Shape) -> dict[str, object]:
-    """Return the part of a case's key that its shape is: dimensions and particulars.
+    """Return the shape's part of a case's key: dimensions and particulars.
 
-    So the keys of runs from before a field existed stay.
+    This keeps the keys of runs from before a field existed.
     """
     values = asdict(shape)
     return {name: values[name] for name in (*DIMENSIONS, *particulars(shape))}
@@ -218,6 +218,6 @@ PRESETS: dict[str, Shape] = {
 
 
 def nearest_preset(shape: Shape) -> tuple[str, tuple[str, ...]]:
-    """Return the preset that most fields are of, and the names of the others."""
+    """Return the preset that shares most fields with the shape, and the names of the fields that differ."""
     others = {name: unlike(shape, preset) for name, preset in PRESETS.items()}
     return min(others.items(), key=lambda item: len(item[1]))

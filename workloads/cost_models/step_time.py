@@ -42,8 +42,9 @@ class StepTime:
     """Predicted time of one step.
 
     communication_s: time in which collectives run, hidden or not.
-    exposed_s: what it adds to the step, since the rank computes nothing meanwhile, or waits for one that does not.
-    bubble_s: what a pipeline's schedule and its unequal stages add with communication that takes no time.
+    exposed_s: what it adds to the step, because the rank computes nothing meanwhile, or waits for one that computes
+    nothing.
+    bubble_s: what a pipeline's schedule and its unequal stages would add if communication took no time.
     """
 
     compute: ComputeTime
@@ -108,7 +109,7 @@ def queue_exposed_s(phase_s: float, runs: Sequence[tuple[float, int]], hiding: f
     """Return what the transfers behind one phase add to it.
 
     runs: the queue, as runs of equal calls: the time of one call, and their number.
-    hiding: share of what `overlapped_s` hides that is hidden in truth. The rest adds to the step: a collective takes
+    hiding: share of what `overlapped_s` hides that is really hidden. The rest adds to the step: a collective takes
     memory bandwidth and multiprocessors from the kernels that it hides behind.
     """
     added_s = _overlapped_runs_s(phase_s, runs) - phase_s

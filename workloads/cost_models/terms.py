@@ -1,6 +1,6 @@
 """Terms in which a strategy's spec states its costs: transfers of one step, bytes of state, weight tensors.
 
-All figures are of one rank; the other cost models turn them into times and totals.
+All figures are per rank; the other cost models turn them into times and totals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def divide(sizes: Sequence[int], holders: int) -> tuple[int, ...]:
 
     Holders count from 0; those beyond the number of tensors hold none. Ties go to the first holder and the first
     tensor.
-    Source: Graham 1969, Bounds on multiprocessing timing anomalies: the fullest has at most 4/3 of the best division's.
+    Source: Graham 1969, Bounds on multiprocessing timing anomalies: the fullest holder has at most 4/3 of that in the
+    best division.
 
     Raises:
         ValueError: there is no holder.
@@ -52,10 +53,10 @@ Collective = Literal[
 class Transfer:
     """Equal collectives that one rank takes part in during one optimizer step.
 
-    axis: mesh axis whose ranks take part. ranks: how many of them take part; None where all do.
+    axis: mesh axis whose ranks take part. ranks: how many of them take part; None if all do.
     payload_bytes: size of the tensor over all calls, before the collective's own factor (2 (n - 1) / n for a ring).
     calls: number of equal collectives that share the payload; each pays the latency of its messages.
-    behind: phase that may hide the transfer; None where the step must wait for it.
+    behind: phase that may hide the transfer; None if the step must wait for it.
 
     Raises:
         ValueError: there is no call.

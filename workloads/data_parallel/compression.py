@@ -1,6 +1,6 @@
 """Gradient compression for DistributedDataParallel: schemes that average buckets of gradients with less traffic.
 
-Schemes: `Uncompressed`, `Rounding`, `PowerSGD` and `TopK`. `CompressionThread` runs one of them while backward goes on.
+Schemes: `Uncompressed`, `Rounding`, `PowerSGD` and `TopK`. `CompressionThread` runs one of them during backward.
 """
 
 # Without `from __future__ import annotations`: DistributedDataParallel compares the hook's annotations with types.
@@ -40,20 +40,21 @@ class Bucket:
 class Scheme(Protocol):
     """A way to average gradients over the ranks of a group.
 
-    All ranks compute the same bits, so that their weights stay equal: what differs between ranks is either reduced by
-    the library, which gives each the same sum, or gathered and then added in the order of the ranks. What a rank then
-    computes from these by itself, such as orthonormal factors, is equal only where all devices are of one kind.
+    All ranks compute the same bits, so that their weights stay equal: values that differ between ranks are either
+    reduced by the library, which gives each rank the same sum, or gathered and then added in the order of the ranks.
+    Results that a rank then computes by itself, for example orthonormal factors, are equal only if all devices are of
+    one kind.
     """
 
     def average(self, bucket: Bucket) -> None:
-        """Replace the bucket's gradients by (nearly) their means over the group; every rank calls it in one order."""
+        """Replace the bucket's gradients by (nearly) their means over the group; all ranks call it in one order."""
 
 
 class ErrorFeedback:
-    """The error that compression has left in each weight's gradients so far, on this rank.
+    """This rank's accumulated compression error of each weight's gradients.
 
-    It is kept by weight: DistributedDataParallel rebuilds its buckets after the first step, and the errors up to then
-    must not be lost.
+    It is stored by weight: DistributedDataParallel rebuilds its buckets after the first step, and earlier errors must
+    not be lost.
     Source: Stich et al. 2018, Sparsified SGD with memory; Vogels et al. 2019, PowerSGD, algorithm 2.
     """
 
@@ -63,7 +64,7 @@ class ErrorFeedback:
         self._by_weight: dict[int, Tensor] = {}
 
     def of(self, bucket: Bucket) -> Tensor:
-        """Return the errors of this bucket's weights, laid out like the bucket; the scheme writes new ones into them.
+        """Return the errors of this bucket's weights, laid out like the bucket; the scheme writes new errors into them.
 
         They are zero at first.
         """
@@ -72,8 +73,8 @@ class ErrorFeedback:
             # The bucket is new or was rebuilt: copy its weights' errors from the tensors that held them.
             flat = torch.zeros_like(bucket.flat)
             for weight, errors in zip(bucket.weights, bucket.views(flat), strict=True):
-                if (known := self._by_weight.get(id(weight))) is not None:
-                    errors.copy_(known)
+                if (earlier := self._by_weight.get(id(weight))) is not None:
+                    errors.copy_(earlier)
                 self._by_weight[id(weight)] = errors
             self._layouts[bucket.index], self._flats[bucket.index] = layout, flat
         return self._flats[bucket.index]
@@ -90,14 +91,14 @@ class Uncompressed:
         dist.all_reduce(bucket.flat, group=self._group)
 
 
-# The thread that averages a step's buckets while backward goes on. It is the only one, and the only user of its process
-# group: several threads, or callbacks of futures, would enter the collectives of different buckets in an order that
-# differs from rank to rank, which hangs on gloo and on NCCL.
+# The thread that averages a step's buckets while backward continues. There is only one, and nothing else uses its
+# process group: several threads, or callbacks of futures, would enter the collectives of different buckets in an order
+# that differs from rank to rank, which hangs on gloo and on NCCL.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A bucket to average: its gradients are complete at `ready`, its averages when `average` has a result."""
+    """A bucket to average: its gradients are complete at `ready`, and its averages when `average` has a result."""
 
     bucket: Bucket
     ready: torch.cuda.Event | None
@@ -105,12 +106,12 @@ class _Job:
 
 
 class CompressionThread:
-    """Averages buckets by a scheme, one after another in the order in which they are handed in.
+    """Averages buckets by a scheme, one after another in the order of `hand_in`.
 
-    On CUDA the thread has a side stream of its own, and no host waits for a device: the side stream waits for the event
-    that the caller's stream records in `hand_in`; the future records an event on the side stream, and the stream of
-    whoever waits for the future waits for that event.
-    The thread comes on top of the threads that the rank was given to compute with.
+    On CUDA the thread has a side stream, and no host waits for a device: the side stream waits for the event that the
+    caller's stream records in `hand_in`; the future records an event on the side stream, for which the stream of the
+    future's reader waits.
+    The thread is in addition to the rank's compute threads.
     """
 
     def __init__(self, scheme: Scheme, device: torch.device) -> None:
@@ -121,14 +122,14 @@ class CompressionThread:
         self._side_stream: AbstractContextManager[object] = nullcontext()
         if device.type == "cuda":
             self._side_stream = torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        # A daemon: it may be stuck in a collective whose other ranks are gone, and must not keep the process alive.
+        # A daemon: it may hang in a collective whose other ranks are gone, and must not keep the process alive.
         Thread(target=self._run, name="compression", daemon=True).start()
 
     def hand_in(self, bucket: Bucket) -> Future[Tensor]:
         """Queue a bucket; the future's result is the bucket's memory, holding the averages.
 
-        After an error the memory holds anything; `check` raises the error. The future itself fails only where even the
-        memory cannot be handed over.
+        After an error the memory's content is undefined, and `check` raises the error. The future itself fails only if
+        not even the memory can be returned.
         """
         ready = None
         if self._device.type == "cuda":
@@ -141,10 +142,10 @@ class CompressionThread:
     def check(self) -> None:
         """Raise the thread's first error; call it when a step's futures are done, before a gradient is read.
 
-        Futures do not fail instead, because torch's reducer, which waits for them, could not report why.
+        The futures themselves do not fail, because torch's reducer, which waits for them, could not report why.
 
         Raises:
-            BaseException: the thread's first error, after which it averages no more.
+            BaseException: the thread's first error, after which it averages nothing more.
         """
         if self._error is not None:
             raise self._error
@@ -163,11 +164,11 @@ class CompressionThread:
                 if job.ready is not None:
                     job.ready.wait()
                 self._scheme.average(job.bucket)
-        except BaseException as error:  # noqa: BLE001  # Whatever it is, `check` raises it in the step.
+        except BaseException as error:  # noqa: BLE001  # `check` raises it in the step, whatever it is.
             self._error = error
         try:
             job.average.set_result(job.bucket.flat)
-        except Exception as error:  # noqa: BLE001  # Whatever it is, who waits for the future must not do so for ever.
+        except Exception as error:  # noqa: BLE001  # Whatever it is, nobody may wait for the future for ever.
             self._error = self._error or error
             job.average.set_exception(error)  # type: ignore[arg-type]  # It takes any exception.
 
@@ -187,25 +188,25 @@ def hook(
 
 
 class PowerSGD:
-    """Averages a bucket by two all_reduces: left factors with all gradients that are no matrices, then right factors.
+    """Averages a bucket by two all_reduces: left factors with all gradients that are not matrices, then right factors.
 
-    Gradients that are no matrices travel whole. A matrix whose smaller side is below the rank uses that side as its
-    rank, and loses nothing; its factors are then larger than itself, and are sent all the same.
+    Gradients that are not matrices travel whole. A matrix whose smaller side is below the rank uses that side as its
+    rank and loses nothing; its factors are then larger than the matrix, and are sent nevertheless.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, rank: int, seed: int, feedback: ErrorFeedback) -> None:
-        """seed: of the first right factors; the same on all ranks."""
+        """Make the scheme. seed: of the first right factors; the same on all ranks."""
         self._group = group
         self._rank = rank
         self._feedback = feedback
-        # On the CPU for every device, so that all ranks draw the same; of its own, so that no other draws change.
+        # On the CPU for every device, so that all ranks draw the same numbers; separate, so that no other draws change.
         self._random = torch.Generator().manual_seed(seed)
         self._rights: dict[int, Tensor] = {}
 
     def average(self, bucket: Bucket) -> None:
         errors = self._feedback.of(bucket)
-        # M: gradients plus the last errors. The bucket and `errors` both start as M; means replace the one, the new
-        # errors the other.
+        # M: gradients plus the last errors. The bucket and `errors` both start as M; means replace the first, new
+        # errors the second.
         errors.add_(bucket.flat)
         bucket.flat.copy_(errors)
         parts = list(zip(bucket.weights, bucket.views(bucket.flat), bucket.views(errors), strict=True))
@@ -220,7 +221,7 @@ class PowerSGD:
             gradient.copy_(mean)
             error.zero_()
 
-        # Q <- M' P, summed over ranks; the error is what this rank's own factors leave of its matrix: M - P Q'
+        # Q <- M' P, summed over ranks; the error is what this rank's own factors leave out of its matrix: M - P Q'
         own_rights_mr = [matrix_nm.T @ left_nr for (_, matrix_nm, _), left_nr in zip(matrices, lefts_nr, strict=True)]
         for (_, _, error_nm), left_nr, right_mr in zip(matrices, lefts_nr, own_rights_mr, strict=True):
             error_nm.addmm_(left_nr, right_mr.T, alpha=-1)
@@ -233,7 +234,7 @@ class PowerSGD:
     def _right_factor(self, weight: Tensor) -> Tensor:
         """Return the start of power iteration: the last step's right factor of this weight, a random one at first.
 
-        It is made orthonormal, which in exact arithmetic changes no result, but keeps all r directions alive: a
+        It is made orthonormal, which changes no result in exact arithmetic, but keeps all r directions alive: a
         gradient of lower rank would leave columns of zeros, which could never grow again.
         """
         right_mr = self._rights.get(id(weight))
@@ -255,7 +256,7 @@ class PowerSGD:
 
 
 def _orthonormal(tall: Tensor) -> Tensor:
-    """Return orthonormal columns whose span includes the given ones, even where these are linearly dependent.
+    """Return orthonormal columns whose span includes the given ones, even if these are linearly dependent.
 
     Uses QR by Householder reflections; the paper's Gram-Schmidt would divide by zero for dependent columns.
     """
@@ -266,7 +267,7 @@ def _orthonormal(tall: Tensor) -> Tensor:
 class Rounding:
     """Averages a bucket in one all_reduce of half-precision elements, which the library also adds in half precision.
 
-    It halves the bytes; what is rounded off is lost.
+    It halves the bytes; rounding errors are lost.
     """
 
     def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
@@ -307,7 +308,7 @@ class TopK:
         starts_k = _starts(bucket, chosen)
         indices_k = torch.cat(chosen)
         values_k = flat[starts_k + indices_k]
-        # The error is all that is not sent.
+        # The error is everything that is not sent.
         errors.copy_(flat)
         errors[starts_k + indices_k] = 0
         flat.zero_()

@@ -1,6 +1,7 @@
 """Cost model of data parallelism: exact bytes of compressed gradients, and states and traffic of torch's ZeRO-1.
 
-All are for the model of a `Shape`. What `single` and `ddp` hold is `workloads.cost_models.terms.replicated_states`.
+All functions are for the model of a `Shape`. For the states of `single` and `ddp`, see
+`workloads.cost_models.terms.replicated_states`.
 Source: Vogels et al. 2019, PowerSGD; Lin et al. 2018, Deep gradient compression; torch 2.13,
 ZeroRedundancyOptimizer._partition_parameters.
 """
@@ -20,12 +21,12 @@ HALF_BYTES = 2
 INDEX_BYTES = 4
 """Bytes of one index into a weight's gradient, int32."""
 INDEXED_ELEMENTS = 2**31
-"""How many elements of a gradient int32 can index."""
+"""Number of elements of a gradient that int32 can index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerBytes:
-    """PowerSGD's two rounds. left_bytes: left factors and all that is no matrix. right_bytes: right factors."""
+    """PowerSGD's two rounds. left_bytes: left factors and all that is not a matrix. right_bytes: right factors."""
 
     left_bytes: int
     right_bytes: int
@@ -47,12 +48,12 @@ def rounded_bytes(shape: Shape) -> int:
 
 
 def usable_rank(rows: int, columns: int, rank: int) -> int:
-    """Return the rank that a matrix is cut to: at most its smaller side, at which nothing of it is lost."""
+    """Return the rank that a matrix is cut to: at most its smaller side, at which it loses nothing."""
     return min(rank, rows, columns)
 
 
 def largest_rank(shape: Shape) -> int:
-    """Return the least rank at which no matrix of the model loses anything."""
+    """Return the smallest rank at which no matrix of the model loses anything."""
     return max(min(rows, columns) for rows, columns in matrices(shape))
 
 
@@ -76,7 +77,7 @@ def largest_weight(shape: Shape) -> int:
 
 
 def top_k_bytes(shape: Shape, density: float) -> int:
-    """Return what one rank contributes: a value and an index for each element that it keeps.
+    """Return the bytes that one rank contributes: a value and an index for each element that it keeps.
 
     Each rank receives the contribution of every other. A ring's all_reduce sends 2 (n - 1) / n times the gradients,
     all_gather n - 1 times this: at a density of 1 / n both send the same, and above it top-k sends more.

@@ -2,7 +2,7 @@
 
 Weights are 2 bytes on each rank, gradients 4 (or 2), master and moments 12, which zero1 divides among the ranks as
 Megatron's distributed optimizer does; but zero1 divides by whole weights, and Megatron by equal parts of its buckets,
-which it reduces to their owners only.
+which it reduces only to their owners.
 Source: Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py and distrib_optimizer.py.
 """
 
@@ -23,11 +23,11 @@ from workloads.protocols import Phase
 from workloads.spec import Setup
 
 DivideUpdates = Callable[[Iterable[nn.Parameter], Callable[..., MasterAdamW]], Optimizer]
-"""Makes an optimizer that updates some of the weights by the optimizer that it makes of them, and gets the others."""
+"""Makes an optimizer that updates some of the weights by an inner optimizer of these, and receives the others."""
 
 
 class MasterTrainer(Trainer):
-    """A `Workload` whose optimizer holds what the model's weights are rounded from."""
+    """A `Workload` whose optimizer holds the masters that the model's weights are rounded from."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class MasterTrainer(Trainer):
         no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
         after_backward: Callable[[], None] = lambda: None,
     ) -> None:
-        """model: with its weights rounded. replica: what is called. masters: of all weights, see `round_weights`.
+        """Make the trainer. model: with its weights rounded. replica: the module to call. masters: see `round_weights`.
 
         divide: divides updates among ranks; None: this rank updates all weights.
         """
@@ -71,7 +71,7 @@ class MasterTrainer(Trainer):
         return dict(zip(self._own_optimizer.weights, self._own_optimizer.masters, strict=True))
 
     def held_tensors(self) -> dict[str, Sequence[Tensor]]:
-        """See `HoldsTensors`: the master is found in no state of the optimizer."""
+        """See `HoldsTensors`: the masters are not in the optimizer's state."""
         weights, own = list(self.model.parameters()), self._own_optimizer
         states = [value for state in own.state.values() for value in state.values() if isinstance(value, Tensor)]
         return {
@@ -82,16 +82,16 @@ class MasterTrainer(Trainer):
 
 
 class GradientBuckets:
-    """Averages gradients over a group in their own precision, bucket by bucket while backward goes on.
+    """Averages gradients over a group in their own precision, bucket by bucket while backward continues.
 
-    Buckets are filled in the reverse order of the weights, in which backward makes their gradients; each is sent when
-    its gradients are there and all buckets before it are sent, so that all ranks send in one order.
+    Buckets are filled in the reverse order of the weights, in which backward makes their gradients. Each is sent when
+    its gradients exist and all buckets before it are sent, so that all ranks send in the same order.
     """
 
     def __init__(
         self, weights: Sequence[nn.Parameter], group: dist.ProcessGroup, *, bucket_bytes: int, element_bytes: int
     ) -> None:
-        """bucket_bytes: of gradients, at which a bucket is full. element_bytes: of an element of a gradient."""
+        """Make the buckets. bucket_bytes: gradients that fill a bucket. element_bytes: of an element of a gradient."""
         self._group, self._is_sending = group, True
         self._buckets: list[list[nn.Parameter]] = [[]]
         filled_bytes = 0
@@ -117,7 +117,7 @@ class GradientBuckets:
             self._is_sending = True
 
     def finish(self) -> None:
-        """Wait for all buckets, and put the means in place of the gradients.
+        """Wait for all buckets, and replace the gradients by the means.
 
         Raises:
             RuntimeError: a weight has no gradient.
@@ -134,7 +134,7 @@ class GradientBuckets:
         self._sent.clear()
 
     def _note(self, weight: Tensor) -> None:
-        """Count a gradient that is there, and send the buckets that are full."""
+        """Count a gradient that is ready, and send the buckets that are full."""
         if not self._is_sending:
             return
         self._missing[self._bucket_of[weight]] -= 1  # type: ignore[index]  # Hooks get the parameter itself.
@@ -143,7 +143,7 @@ class GradientBuckets:
             gradients = [weight.grad.flatten() for weight in bucket if weight.grad is not None]
             flat = torch.cat(gradients)
             for weight_of_bucket in bucket:
-                weight_of_bucket.grad = None  # Its elements are in the bucket, and twice would be too much memory.
+                weight_of_bucket.grad = None  # The bucket has its elements; two copies would take too much memory.
             work = dist.all_reduce(flat, group=self._group, async_op=True)
             assert work is not None, "this rank belongs to the group"
             self._sent.append((flat, work))

@@ -44,7 +44,7 @@ WITH_MEMORY = ("powersgd", "topk")
 
 
 def _replica_refusals(setup: Setup) -> Iterator[str]:
-    """Yield what DistributedDataParallel cannot do."""
+    """Yield combinations that DistributedDataParallel does not support."""
     options = setup.options
     if options["find_unused_parameters"] and options["static_graph"]:
         yield (
@@ -66,7 +66,7 @@ def _is_compressed_beside_backward(setup: Setup) -> bool:
 
 
 def _compression_refusals(setup: Setup) -> Iterator[str]:
-    """Yield what a compression scheme cannot do, and options that are set, but that the chosen scheme does not read."""
+    """Yield why a compression scheme cannot run, and options that the chosen scheme does not read."""
     options, compress = setup.options, setup.options["compress"]
     if compress in WITH_MEMORY and setup.precision == "fp16":
         yield (
@@ -100,7 +100,7 @@ def _compression_refusals(setup: Setup) -> Iterator[str]:
 
 
 def _master_refusals(setup: Setup) -> Iterator[str]:
-    """Yield what bf16 weights with a master cannot be combined with."""
+    """Yield options that cannot be combined with bf16 weights and a master."""
     if not is_master_kept(setup):
         return
     for name in ("compress", "find_unused_parameters", "static_graph"):
@@ -120,7 +120,7 @@ def kept_states(setup: Setup) -> States:
 
 
 def _paper_states(setup: Setup, *, stage: ZeroStage) -> States:
-    """Return a rank's states as the ZeRO paper counts them, or Megatron where the optimizer has the master."""
+    """Return a rank's states as the ZeRO paper counts them, or as Megatron does if the optimizer has the master."""
     return paper_states(
         setup.shape.parameters(), stage=stage, data_ranks=setup.ranks, bytes_each=master_bytes_each(setup)
     )
@@ -146,9 +146,9 @@ ROUNDED = ("fp16", "bf16")
 
 
 def _remembered_bytes(setup: Setup) -> int:
-    """Return what a scheme keeps from step to step: its errors and, of PowerSGD, the last right factors.
+    """Return the bytes that a scheme keeps from step to step: its errors and, for PowerSGD, the last right factors.
 
-    Temporary tensors of its thread are not counted; they are gone after the step.
+    Temporary tensors of its thread do not count; they are freed after the step.
     """
     compress = setup.options["compress"]
     errors_bytes = VALUE_BYTES * setup.shape.parameters() if compress in WITH_MEMORY else 0
@@ -168,12 +168,12 @@ def _cuda_peak(setup: Setup, states: States, *, data_ranks: int) -> Prediction |
     after_bytes = states.gradients_bytes if is_averaged and not is_overlapped else copy_bytes
     compress = setup.options.get("compress", "none")
     if compress in ROUNDED and not is_overlapped:
-        after_bytes = 5 * states.gradients_bytes // 2  # All gradients at once: their copy, its share, that rounded.
+        after_bytes = 5 * states.gradients_bytes // 2  # All gradients at once: copy, share, rounded share.
     return replicated_peak(
         cuda_model(setup, data_ranks),
         states=states,
         microbatches=microbatch_count(setup),
-        # Gradients in fp32 of weights in bf16 have buckets of our own, which take the place of the gradients.
+        # fp32 gradients of bf16 weights are in `GradientBuckets`, which take the place of the gradients.
         is_bucketed=is_overlapped and not (is_master_kept(setup) and gradient_bytes(setup) == FULL_BYTES),
         after_backward_bytes=after_bytes,
         other_bytes=0 if compress == "none" else _remembered_bytes(setup),
@@ -232,9 +232,9 @@ class DdpSpec(ReplicaSpec):
             {"checkpoint": "full"},
             {"static_graph": True},
             {"find_unused_parameters": True},
-            # Compression loses nothing where all elements are sent, or as many columns as the matrices have.
+            # Compression loses nothing if it sends all elements, or as many columns as the matrices have.
             {"compress": "topk", "density": 1.0, "bucket_mb": 0.1},
-            # No learning rate, because AdamW makes a whole step of a gradient of 1e-9 that is 0 in `single`.
+            # Learning rate 0, because AdamW makes a whole step of a gradient of 1e-9 that is 0 in `single`.
             {"compress": "powersgd", "compress_rank": 64, "bucket_mb": 0.1, "learning_rate": 0.0},
         ),
     )

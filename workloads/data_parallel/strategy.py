@@ -44,7 +44,7 @@ def replicate(
     find_unused_parameters: bool = False,
     static_graph: bool = False,
 ) -> DistributedDataParallel:
-    """Wrap the model in DistributedDataParallel, with buckets of the size that the setup's option says."""
+    """Wrap the model in DistributedDataParallel, with the setup's bucket size."""
     replica = DistributedDataParallel(
         model,
         device_ids=[torch.cuda.current_device()] if setup.device == "cuda" else None,
@@ -55,8 +55,8 @@ def replicate(
         find_unused_parameters=find_unused_parameters,
         static_graph=static_graph,
     )
-    # Each forward would broadcast the buffers, which are only tables that never change. The attribute is set because
-    # torch 2.13 renamed the argument of 2.11, but not the attribute.
+    # Otherwise each forward would broadcast the buffers, which are only tables that never change. This sets the
+    # attribute because torch 2.13 renamed the argument of 2.11, but not the attribute.
     replica.broadcast_buffers = False
     return replica
 
@@ -94,8 +94,8 @@ def build_with_master(
 ) -> Workload:
     """Build `ddp` or `zero1` with bf16 weights and their fp32 master.
 
-    DistributedDataParallel averages gradients only in the precision of the weights, so fp32 gradients have buckets of
-    our own.
+    DistributedDataParallel averages gradients only in the precision of the weights, so fp32 gradients use
+    `GradientBuckets`.
     divide: see `MasterTrainer`.
     """
     make = partial(MasterTrainer, setup, model, masters=round_weights(setup, model), divide=divide)
@@ -148,7 +148,7 @@ def build_single(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
 # zero1: as ddp, but each rank updates only some weights, and holds optimizer states for these only.
 
 with warnings.catch_warnings():
-    # On import torch 2.13 compiles other optimizers of this package, by a function that it deprecates.
+    # On import, torch 2.13 compiles other optimizers of this package with a function that it deprecates.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -166,13 +166,13 @@ def build_zero1(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
 def divide_updates(
     setup: Setup, group: dist.ProcessGroup, weights: Iterable[nn.Parameter], make: Callable[..., AdamW]
 ) -> ZeroRedundancyOptimizer:
-    """Make an optimizer that updates some of the weights on each rank, and sends them to the others.
+    """Make an optimizer that updates some of the weights on each rank, and sends these to the others.
 
     make: makes the optimizer of a rank's own weights.
     """
     optimizer = ZeroRedundancyOptimizer(
         weights,
-        optimizer_class=make,  # type: ignore[arg-type]  # It only calls it.
+        optimizer_class=make,  # type: ignore[arg-type]  # torch only calls it.
         process_group=group,
         # A rank's weights lie end to end, so that one broadcast sends them all.
         parameters_as_bucket_view=True,

@@ -1,7 +1,7 @@
 """Cost model of DeepSpeed's ZeRO: what a rank holds and sends, to the byte, for DeepSpeed 0.19 with weights in fp32.
 
 Stages 1 and 2 lay all weights end to end and cut them into equal parts; stage 3 cuts each weight by itself. The
-optimizer updates a second copy of each part, the master: in the paper it is the fp32 copy of fp16 weights, here both
+optimizer updates a second copy of each part, the master: in the paper it is the fp32 copy of fp16 weights; here both
 are fp32.
 Source: DeepSpeed 0.19.8, stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py.
 """
@@ -31,7 +31,7 @@ ELEMENT_BYTES = 4
 STEP_BYTES = 4
 """Bytes of AdamW's step counter, one for each tensor that it updates."""
 ALIGNMENT = 2
-"""Stages 1 and 2 round each rank's part up to a multiple of so many elements."""
+"""Stages 1 and 2 round each rank's part up to a multiple of this many elements."""
 WHOLE_BUCKET = 500_000_000
 """Elements that stage 0 averages together."""
 SUB_GROUP = 1_000_000_000
@@ -46,13 +46,13 @@ class EngineModel:
 
     microbatches: forward and backward passes of a step; stages 2 and 3 reduce gradients in each of them.
     bucket: elements of gradients that are reduced together, from stage 1 on.
-    threshold: stage 3 keeps weights of at most so many elements whole besides their parts, and gathers them after its
-        update.
-    reuse_distance: stage 3 keeps a weight gathered if at most so many elements are used before its next use.
+    threshold: stage 3 keeps weights of at most this many elements whole in addition to their parts, and gathers them
+        after its update.
+    reuse_distance: stage 3 keeps a weight gathered if at most this many elements are used before its next use.
     prefetch: elements that stage 3 gathers at a time ahead of their use; 0: each weight when it is used.
-    is_recomputed: backward runs the forward of every so many blocks again.
+    is_recomputed: backward runs the forward of the last of every `recomputed_every` blocks again.
     is_clipped: gradients are clipped; stage 0 computes the norm only then, the others always.
-    is_offloaded: masters, moments and gradients of the rank's part lie on the host.
+    is_offloaded: masters, moments and gradients of the rank's part are on the host.
     is_overlapped: the backend moves weights and gradients while the rank computes.
     """
 
@@ -97,9 +97,9 @@ class EngineModel:
 
 
 def engine_states(engine: EngineModel) -> States:
-    """Return what each rank holds after a step, gradients included; it is the same on all ranks.
+    """Return each rank's states after a step, including gradients; they are the same on all ranks.
 
-    Buffers in which gradients are collected and sent are left out.
+    Buffers that collect and send gradients do not count.
     """
     if engine.stage == 0:
         return replicated_states(engine.shape)
@@ -119,10 +119,10 @@ def engine_states(engine: EngineModel) -> States:
 
 
 def engine_transfers(engine: EngineModel) -> tuple[Transfer, ...]:
-    """Return the collectives of one step, from the third on: in the first two stage 3 learns the order of weights.
+    """Return the collectives of one step, from the third on: stage 3 learns the order of weights in the first two.
 
-    Two figures are only approximate: the bytes where stage 3 keeps some weights gathered until backward, but not all;
-    and the calls where a weight that is larger than a bucket lies across the parts of two ranks.
+    Two figures are only approximate: the bytes if stage 3 keeps some but not all weights gathered until backward, and
+    the calls if a weight that is larger than a bucket lies across the parts of two ranks.
     """
     if engine.ranks == 1:
         return ()
@@ -138,7 +138,7 @@ def engine_transfers(engine: EngineModel) -> tuple[Transfer, ...]:
             # The norm is in fp64, except on the host.
             transfers = [*_fetch(engine), _reduce(engine), _norm(4 if engine.is_offloaded else 8)]
             if persistent := engine.persistent():
-                # After the update, weights that are whole on each rank are gathered, each by itself.
+                # After the update, weights that are whole on each rank are gathered one by one.
                 transfers.append(_gather(engine.ranks * _part(persistent, engine.ranks), calls=len(persistent)))
             return tuple(transfers)
 
@@ -195,7 +195,7 @@ def _part(weights: Iterable[Dimensions], ranks: int) -> int:
 
 
 def _buckets(weights: Iterable[Dimensions], bucket: int) -> int:
-    """Count the buckets that gradients fill in the order of backward; one larger than a bucket has its own."""
+    """Count the buckets that gradients fill in the order of backward; a gradient larger than a bucket has its own."""
     count, filled = 0, bucket + 1
     for weight in reversed(tuple(weights)):
         size = math.prod(weight)

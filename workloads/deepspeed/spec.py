@@ -71,11 +71,11 @@ ENGINE_CASTS: Mapping[Weights, str] = dict.fromkeys(
     "DeepSpeed's engine casts weights by rules of its own, so that no baseline would match it; leave it out, or use"
     " fsdp or zero1",
 )
-"""Why the engine refuses weights that others can have."""
+"""Why the engine refuses values of `weights` that other strategies allow."""
 
 
 def not_installed(find: Callable[[str], object] = find_spec) -> list[str]:
-    """Return why DeepSpeed cannot be imported, with what would help; empty where it can.
+    """Return why DeepSpeed cannot be imported, with what would help; empty if it can.
 
     find: returns None for a module that is not installed.
     """
@@ -85,7 +85,7 @@ def not_installed(find: Callable[[str], object] = find_spec) -> list[str]:
 
 
 def _idle_options(setup: Setup, stage: int) -> Iterator[str]:
-    """Yield options that are set, but that the stage does not read."""
+    """Yield options that are set but not read by the stage."""
     for option, first in READ_FROM:
         value = setup.options[option.name]
         if value != option.default and stage < first:
@@ -94,7 +94,7 @@ def _idle_options(setup: Setup, stage: int) -> Iterator[str]:
 
 
 def _engine_refusals(setup: Setup, stage: int) -> Iterator[str]:
-    """Yield what DeepSpeed's engine cannot do."""
+    """Yield combinations that DeepSpeed's engine does not support."""
     if setup.options["compile"] != "none" and stage == 3:
         yield (
             f"option compile is {setup.options['compile']} with stage=3, which gathers weights in hooks of each"
@@ -137,7 +137,7 @@ class DeepSpeedSpec(StrategySpec):
             name="stage",
             default=2,
             minimum=0,
-            help="ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too",
+            help="ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights",
             search=Search(values=(1, 2, 3)),
         ),
         OFFLOAD,

@@ -42,7 +42,7 @@ DEPRECATED_CALLS = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter
 
 
 def start(device: Device, backend: Backend) -> ModuleType:
-    """Import the module `deepspeed`, and let it take over the existing process group.
+    """Import the module `deepspeed`, and let it use the existing process group.
 
     device: the accelerator to use; by default DeepSpeed would look for one.
     """
@@ -50,13 +50,14 @@ def start(device: Device, backend: Backend) -> ModuleType:
     os.environ["LOCAL_RANK"] = str(torch.cuda.current_device() if device == "cuda" else 0)
     with _environment(DS_ACCELERATOR=device):
         deepspeed = import_module("deepspeed")
-    # When it takes over the group, DeepSpeed would compile an operator for inference on a CPU, which our collectives do
-    # not need, with the machine's compiler. With no operator declared compatible, it uses torch's all_reduce.
+    # When it takes the group, DeepSpeed would compile an operator for inference on a CPU with the machine's compiler;
+    # these collectives do not need it. With no operator declared compatible, it uses torch's all_reduce.
     deepspeed.ops.__compatible_ops__ = {}
-    # DeepSpeed compares our optimizer with this one; without torch's compiler, which would compile its kernels.
+    # DeepSpeed compares the optimizer with this one. Import it without torch's compiler, which would compile its
+    # kernels.
     with _environment(TORCHDYNAMO_DISABLE="1"):
         import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-    # In each step, also in autograd's threads, DeepSpeed calls functions that torch 2.13 has renamed.
+    # In each step, including in autograd's threads, DeepSpeed calls functions that torch 2.13 has renamed.
     warnings.filterwarnings("ignore", DEPRECATED_CALLS, FutureWarning)
     deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
     return deepspeed
@@ -64,7 +65,7 @@ def start(device: Device, backend: Backend) -> ModuleType:
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for the time of an import, then restore the old values."""
+    """Set environment variables during an import, then restore the old values."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -97,7 +98,7 @@ def unflatten(
 
     tensors: this rank's parts, in order; padding is at the end of all (end_to_end) or of each weight (each).
     shapes: of the weights, in the same order.
-    device: on which the group communicates; offloaded parts lie elsewhere.
+    device: of the group's communication; offloaded parts are elsewhere.
     Example: two ranks, weights of 3 and 2 elements. end_to_end: a0 a1 a2 b0 | b1 - - -. each: a0 a1 b0 | a2 - b1.
     """
     if layout == "whole":
@@ -119,7 +120,7 @@ def unflatten(
 
 
 LAYOUTS: Mapping[int, GradientLayout] = {0: "whole", 1: "end_to_end", 2: "end_to_end", 3: "each"}
-"""For each stage of ZeRO, how its update divides gradients among the ranks."""
+"""How the update of each ZeRO stage divides gradients among the ranks."""
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
@@ -130,8 +131,8 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
 class DeepSpeedTrainer:
     """A `Workload` that trains as `workloads.core.trainer.Trainer` does, but by DeepSpeed's engine.
 
-    The engine frees gradients after its update. What the update read is kept here until the next step begins; this
-    raises no step's peak memory, which is in backward.
+    The engine frees gradients after its update. The trainer keeps the gradients that the update read until the next
+    step begins; this does not raise the peak memory of a step, which is in backward.
     """
 
     def __init__(self, setup: Setup, group: dist.ProcessGroup, phase: Phase) -> None:
@@ -149,7 +150,7 @@ class DeepSpeedTrainer:
         self._gradients: list[Tensor] = []
         optimizer.register_step_post_hook(self._keep_gradients)
         engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
-        # The engine has made groups of its own.
+        # The engine has made its own groups.
         share_world_timeout(self._device)
         self._engine = engine
         self._notes = attention_notes(setup)
@@ -187,7 +188,7 @@ class DeepSpeedTrainer:
 
     def held_tensors(self) -> dict[str, list[Tensor]]:
         """See `HoldsTensors`: DeepSpeed keeps most of the state where it cannot be found from the weights."""
-        # A weight that stage 3 has divided is itself empty between steps; its part is in `ds_tensor`.
+        # A weight that stage 3 has divided is empty between steps; its part is in `ds_tensor`.
         parts = [weight.ds_tensor for weight in self._weights.values() if hasattr(weight, "ds_tensor")]
         # The buffer in which stage 3 adds up its part of the gradients; it stays from step to step.
         accumulated = getattr(self._engine.optimizer, "grad_partitions_flat_buffer", None)
@@ -205,15 +206,16 @@ class DeepSpeedTrainer:
 
     def resume(self, progress: Mapping[str, float]) -> None:
         self._learning_rate.resume(progress)
-        # Small weights that stage 3 keeps gathered are older than their parts now: free them, to be gathered again.
-        kept: list[Any] = [
+        # Small weights that stage 3 keeps gathered are now older than their parts: free them, so that they are gathered
+        # again.
+        gathered: list[Any] = [
             weight for weight in self._weights.values() if hasattr(weight, "ds_tensor") and weight.numel()
         ]
-        if kept:
-            kept[0].partition(kept)
+        if gathered:
+            gathered[0].partition(gathered)
 
     def own_states(self) -> dict[str, Tensor]:
-        """See `KeepsOwnStates`: whole weights, the rank's parts of divided ones, and what its updates read."""
+        """See `KeepsOwnStates`: whole weights, the rank's parts of divided weights, and the states of its updates."""
         self._make_states_of_parts()
         own = f"rank{self._group.rank()}"
         whole = {id(weight) for weight in self._weights.values()}
@@ -223,10 +225,10 @@ class DeepSpeedTrainer:
                 states[f"{own}.weights.{name}"] = weight.ds_tensor
             else:
                 states[f"weights.{name}"] = weight
-        for place, (part, kept) in enumerate(self.optimizer.state.items()):
+        for place, (part, part_states) in enumerate(self.optimizer.state.items()):
             if id(part) not in whole:
                 states[f"{own}.optimizer.{place}.weights"] = part
-            states |= {f"{own}.optimizer.{place}.{key}": tensor for key, tensor in kept.items()}
+            states |= {f"{own}.optimizer.{place}.{key}": tensor for key, tensor in part_states.items()}
         return states
 
     def _make_states_of_parts(self) -> None:
@@ -240,16 +242,16 @@ class DeepSpeedTrainer:
             group["params"], group["lr"], part.grad = [part], 0.0, torch.zeros_like(part)
             self.optimizer.step()
             group["params"], group["lr"], part.grad = before
-        self._gradients.clear()  # The hook kept those of these updates.
+        self._gradients.clear()  # The hook kept those of the updates above.
 
     def _keep_gradients(self, optimizer: Optimizer, *_: object) -> None:
-        """Keep the gradients of an update; the hook runs after each, and a stage may make several in a step."""
+        """Keep the gradients of an update; the hook runs after each update, and a stage may make several in a step."""
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         self._gradients += [weight.grad for weight in weights]
 
 
 def sharded_model(deepspeed: ModuleType, setup: Setup, config: dict[str, Any]) -> Transformer:
-    """Make the model for stage 3: each module is divided as soon as it is made, so that one is whole at a time."""
+    """Make the model for stage 3: each module is divided as soon as it is made, so that only one is whole at a time."""
     # The precision is the configuration's: given a dtype, DeepSpeed 0.19 takes bf16 where fp16 is not supported.
     # `linear` stays torch's, as in all strategies.
     with deepspeed.zero.Init(config_dict_or_path=config, mem_efficient_linear=False):
@@ -294,8 +296,8 @@ def settings(setup: Setup) -> dict[str, Any]:
 def _autocast(setup: Setup) -> dict[str, Any]:
     """Return the settings of autocast: weights stay in fp32 and only products round, as in every strategy.
 
-    With weights in bf16 it would be another model. DeepSpeed would also send the gradients of linear layers rounded; an
-    empty list of modules that allow this makes them travel in fp32, as in other strategies.
+    With weights in bf16 it would be a different model. DeepSpeed would also send the gradients of linear layers
+    rounded; an empty list of modules that allow this makes them travel in fp32, as in other strategies.
     """
     dtype = AUTOCAST_TYPES.get(setup.precision)
     if dtype is None:

@@ -1,13 +1,13 @@
-"""Cost model of torch's `fully_shard` (FSDP2): what a rank holds and sends, to the byte.
+"""Cost model of torch's `fully_shard` (FSDP2): memory and traffic of a rank, to the byte.
 
 Each weight is divided along its first dimension into as many equal parts as there are ranks; the last parts are padded,
-and padding is held and sent like weights. Traffic goes by units: weights that are gathered together.
-Between forward and backward, weights may be divided among fewer ranks than otherwise: the second gather then collects
-the same bytes among these ranks only.
-The peak of a step, on gloo, is what computation holds (`workloads.cost_models.peak_memory`), gathered weights, the
-buffers in which weights and gradients travel, and gradients that are whole until they are reduced.
-Not covered in the peak: a backend that moves weights while the rank computes; offloading; gradients that are
-accumulated in another precision than they are made in; one rank alone.
+and ranks hold and send padding like weights. Traffic goes by units: weights that are gathered together.
+Between forward and backward, weights may be divided among fewer ranks: the second gather then collects the same bytes
+among these ranks only.
+The peak of a step, on gloo, includes what computation holds (`workloads.cost_models.peak_memory`), gathered weights,
+the buffers in which weights and gradients travel, and gradients that are whole until they are reduced.
+Not covered in the peak: a backend that moves weights while the rank computes; offloading; gradients that accumulate in
+a different precision from that of backward; one rank alone.
 Source: torch 2.13, _fsdp_param.py, _fsdp_param_group.py and _fsdp_collectives.py; Zhao et al. 2023, PyTorch FSDP.
 """
 
@@ -40,7 +40,7 @@ NUMBER_BYTES = 4
 """Bytes of a single number in fp32: a count of steps, a norm, a flag."""
 
 Wrap = Literal["block", "layer"]
-"""What is gathered together: a block, or each half of one; in halves the block's norms belong to the outer unit."""
+"""The unit of gathering: a block, or each half of one; with halves, the block's norms belong to the outer unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Sharding:
 
     ranks: number of ranks that share a weight. replicas: groups of such ranks, which average their gradients.
     is_resharded: weights are divided again after forward, and gathered a second time in backward.
-    resharded_ranks: ranks that weights are divided among between forward and backward, where these are not all.
+    resharded_ranks: ranks that divide weights between forward and backward, if not all do.
     microbatches: forward and backward passes of a step.
     is_reduced_last: only the last microbatch's backward reduces gradients, which are whole on each rank until then;
         otherwise each does.
@@ -99,7 +99,7 @@ def padded_elements(weights: Iterable[Dimensions], ranks: int) -> int:
 
 
 def own_elements(weights: Iterable[Dimensions], *, rank: int, ranks: int) -> int:
-    """Return the elements of one rank's part without padding: those that it updates. weights: also as a Counter."""
+    """Return the elements of one rank's part that it updates, without padding. weights: also as a Counter."""
     own = 0
     for weight, count in Counter(weights).items():
         # 5 rows on 4 ranks: parts of 2 rows, of which the ranks own 2, 2, 1 and 0.
@@ -110,7 +110,7 @@ def own_elements(weights: Iterable[Dimensions], *, rank: int, ranks: int) -> int
 
 
 def sharded_states(sharding: Sharding, rank: int) -> States:
-    """Return what a rank holds between steps; consecutive ranks share the weights, replicas follow each other."""
+    """Return a rank's states between steps; consecutive ranks share the weights, and replicas follow each other."""
     ranks, weights = sharding.ranks, _counted_weights(sharding)
     padded_bytes = ELEMENT_BYTES * padded_elements(weights, ranks)
     own_bytes = ELEMENT_BYTES * own_elements(weights, rank=rank % ranks, ranks=ranks)
@@ -123,12 +123,12 @@ def sharded_states(sharding: Sharding, rank: int) -> States:
 
 @lru_cache(maxsize=64)
 def _counted_weights(sharding: Sharding) -> Counter[Dimensions]:
-    """Return how many weights there are of each size, so that a plan of thousands of ranks adds up few of them."""
+    """Return how many weights have each size, so that a plan of thousands of ranks adds up only a few."""
     return Counter(sharding.weights())
 
 
 def largest_gathered_bytes(sharding: Sharding) -> int:
-    """Return the whole weights that a rank holds at once at the least: the outer unit and the largest other."""
+    """Return the bytes of whole weights that a rank holds at once, at least: the outer unit and the largest other."""
     if sharding.ranks == 1:
         return 0
     outer, *inner = (
@@ -139,7 +139,7 @@ def largest_gathered_bytes(sharding: Sharding) -> int:
 
 
 def unreduced_bytes(sharding: Sharding) -> int:
-    """Return the whole gradients that each rank adds up until the last microbatch reduces them."""
+    """Return the bytes of whole gradients that each rank holds until the last microbatch reduces them."""
     is_kept = sharding.is_reduced_last and sharding.microbatches > 1
     return ELEMENT_BYTES * elements(sharding.weights()) if is_kept else 0
 
@@ -209,12 +209,11 @@ def _padded_rows(weight: Dimensions, ranks: int) -> int:
 def sharded_step_peak(
     microbatch: Microbatch, *, sharding: Sharding, states: States, kept_ranks: int | None = None
 ) -> Prediction:
-    """Predict what lives on a rank at the peak of a step, by the categories of MemTracker.
+    """Predict the live bytes of a rank at the peak of a step, by the categories of MemTracker.
 
-    Gathered weights count as parameters, but as activations until a module uses them for the first time in a step.
-    Buffers that weights travel in are activations in forward and temporary in backward; those of gradients are
-    temporary.
-    kept_ranks: ranks that share a weight between forward and backward, where these are fewer than between steps.
+    Gathered weights count as activations until a module first uses them in a step, and then as parameters. Buffers that
+    weights travel in are activations in forward and temporary in backward; those of gradients are temporary.
+    kept_ranks: ranks that share a weight between forward and backward, if these are fewer than between steps.
     """
     step = StepMoments(microbatch=microbatch, held_bytes=sharding.microbatches * microbatch.tokens_bytes)
     backward = [_unit(weights, sharding) for weights in reversed(sharding.inner_units())]
@@ -257,7 +256,7 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Live:
-    """All that lives at one moment besides the states that are always there."""
+    """Live bytes at one moment, in addition to the permanent states."""
 
     gathered_bytes: int
     gradients_bytes: int
@@ -271,7 +270,8 @@ class _Live:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """Forward and backward of one microbatch: the first finds no gradients, the last leaves no weights gathered."""
+    """Forward and backward of one microbatch: the first starts without gradients, the last keeps no weights
+    gathered."""
 
     is_first: bool
     is_last: bool
@@ -284,9 +284,9 @@ class _UnitState:
 
     finished: number of units whose backward is finished.
     resharded: number of units after these whose weights are resharded already.
-    gathered: number of units after these that are gathered, where units are resharded after forward.
+    gathered: number of units after these that are gathered, if units are resharded after forward.
     incoming: the unit that is being gathered, if any.
-    ready_bytes: whole gradients that exist, of the outer unit and of the unit that backward is at.
+    ready_bytes: existing whole gradients of the outer unit and of the unit in backward.
     in_flight_bytes: the buffers of the current reduction.
     """
 
@@ -300,7 +300,7 @@ class _UnitState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
-    """The moments of a step. units: those of all blocks, in the order of backward; outer: the outer unit."""
+    """The moments of a step. units: of all blocks, in the order of backward; outer: the outer unit."""
 
     sharding: Sharding
     kept_ranks: int | None
@@ -316,8 +316,8 @@ class _Model:
             yield from self._forward(one_pass)
             yield self._live(one_pass, self.step.head(), _UnitState(incoming=0))
             yield self._live(one_pass, self.step.last_norm(), _UnitState(incoming=0, ready_bytes=self._head_bytes))
-            # Inner blocks are alike, and so is the change from each to the one below; the outermost lack a buffer each.
-            # So two blocks at either end are enough, unless only some blocks are checkpointed.
+            # Inner blocks are alike, and so is the change from each to the one below; each outermost block lacks a
+            # buffer. So two blocks at either end are enough, unless only some blocks are checkpointed.
             ends = {0, min(1, layers - 1), max(0, layers - 2), layers - 1}
             for below in ends if self.step.microbatch.checkpoint_every == 1 else range(layers):
                 yield from self._block(one_pass, below)
@@ -338,7 +338,7 @@ class _Model:
         yield self._live(one_pass, self.step.loss(), _UnitState())
 
     def _gathered_in_forward(self, one_pass: _Pass) -> _Live:
-        """Return the moment at which the last unit, its buffer and that of the unit before it live together."""
+        """Return the moment at which the last unit, its buffer and the previous unit's buffer live together."""
         last, before = self.units[0], (*self.units, self.outer)[1]
         moment = self.blocks.last_block_begins() if self._units_each == 1 else self.blocks.last_mlp_begins()
         live = self._live(
@@ -438,7 +438,7 @@ class _Model:
                 parts_bytes = _gathered_bytes(units[resharded + state.gathered :]) // self.kept_ranks
         in_flight_bytes = state.in_flight_bytes
         if one_pass.is_reduced and state.finished and not state.resharded:
-            in_flight_bytes = units[state.finished - 1].reduced_bytes  # It is kept until the next reduction.
+            in_flight_bytes = units[state.finished - 1].reduced_bytes  # The buffer is kept until the next reduction.
         return _Live(
             gathered_bytes=self.outer.gathered_bytes + _gathered_bytes(gathered),
             gradients_bytes=self._gradients_bytes(one_pass, state),
@@ -452,9 +452,9 @@ class _Model:
         if one_pass.is_first:
             return finished_bytes + state.ready_bytes
         if not self.sharding.is_reduced_last:
-            # Each microbatch before has left this rank's part of all gradients.
+            # Each earlier microbatch has left this rank's part of all gradients.
             return sum(unit.part_bytes for unit in (*self.units, self.outer)) + state.ready_bytes
-        # From the second microbatch on, gradients that are not reduced yet are whole already.
+        # From the second microbatch on, gradients that are not reduced yet are already whole.
         whole_bytes = finished_bytes + self.outer.gradients_bytes + sum(unit.gradients_bytes for unit in after)
         if state.resharded:
             return whole_bytes - self._head_bytes - after[0].gradients_bytes + state.ready_bytes
@@ -490,5 +490,5 @@ def _gathered_bytes(units: Iterable[_Unit]) -> int:
 
 
 def _with_buffer(moment: Moment, buffer_bytes: int) -> Moment:
-    """Return the moment with one more buffer, which forward made."""
+    """Return the moment with one more buffer from forward."""
     return replace(moment, activations_bytes=moment.activations_bytes + buffer_bytes)

@@ -2,7 +2,7 @@
 
 In forward a unit's weights are gathered into a buffer, copied out of it, and freed after the unit; the buffer lives
 until the next unit is copied out, so that both can overlap. In backward a unit is copied out when its turn comes, and
-the next one is gathered into its buffer meanwhile (`prefetch`: the next so many, in forward as well). Gradients are
+the next one is gathered into its buffer meanwhile (with `prefetch`, that many units, also in forward). Gradients are
 laid end to end in a buffer, which lives until the next unit's gradients are ready.
 Source: torch 2.12, _fsdp_param_group.py, _fsdp_collectives.py and _fsdp_state.py.
 """
@@ -27,12 +27,12 @@ from workloads.fsdp.cost_model import Sharding, padded_elements
 class ShardedUnit:
     """Weights that are gathered together, in bytes.
 
-    gathered: all of them, with their padding. travels: the buffer that they travel in; a rank alone has none.
-    part: this rank's of them, in the precision in which they are gathered. cast: what a rank alone, which casts and
-    copies weight by weight, holds besides at the most. kept: what a rank keeps of them between forward and backward.
-    gradients: all, as backward leaves them. summed: all, as they add up where they are reduced only once a step.
-    buffer: of all gradients. last: the gradient of the last weight, which a variable of torch's keeps longer, but not
-    of a rank alone. reduced, part_gradient: this rank's gradients as they arrive, and as they stay.
+    gathered: all weights, with their padding. travels: the buffer that they travel in; a rank alone has none.
+    part: this rank's part, in the precision of gathering. cast: what a rank alone, which casts and copies weight by
+    weight, holds in addition at most. kept: what a rank keeps between forward and backward.
+    gradients: all, as backward leaves them. summed: all, as they add up if they are reduced only once a step.
+    buffer: of all gradients. last: the gradient of the last weight, which a variable in torch keeps longer, except on a
+    rank alone. reduced, part_gradient: this rank's gradients as they arrive, and as they stay.
     """
 
     gathered: int
@@ -79,7 +79,7 @@ def unit_of(
 
 
 def _cast_bytes(weights: Sequence[Dimensions], element_bytes: int) -> int:
-    """Return by how much the largest sum of copies so far, and the cast that the last one is made from, exceeds all."""
+    """Return by how much the copies so far, with the cast of the last one, exceed all copies at most."""
     sizes = [element_bytes * elements([weight]) for weight in weights]
     most = max(sum_bytes + size for sum_bytes, size in zip(accumulate(sizes), sizes, strict=True))
     return max(0, most - sum(sizes))
@@ -91,8 +91,8 @@ class ShardedPass:
 
     units: of each block, in the order of forward: the block, or its attention and its MLP. outer: all other weights.
     ahead: units that are gathered ahead, in forward and in backward.
-    is_resharded: units are freed after forward. is_first: no gradients live. is_gathered: no unit is gathered, because
-    all still are. stays_gathered: no unit is freed after backward. is_reduced: gradients are reduced.
+    is_resharded: units are freed after forward. is_first: no gradients live. is_gathered: all units are still gathered,
+    so none is gathered again. stays_gathered: no unit is freed after backward. is_reduced: gradients are reduced.
     has_sum: whole gradients of earlier microbatches live.
     """
 
@@ -117,7 +117,7 @@ class ShardedPass:
         tape.play(model.embedding())
         last = self._forward(tape, layers)
         tape.play(model.head(Tape().change(-last).stretch()))
-        # All units that are gathered ahead in backward begin with the head's.
+        # All units gathered ahead in backward start with the head's.
         tape.change(-model.cached_bytes(layers) - model.head_copy_bytes)
         self._backward(tape, layers)
         return tape.stretch()
@@ -161,7 +161,7 @@ class ShardedPass:
             )
             tape.play(model.forward(block, around))
         tape.free("buffer")
-        tape.change(self.outer.travels)  # It was freed by the first unit, which does not know its name.
+        tape.change(self.outer.travels)  # The first unit freed it, without knowing its name.
         return before
 
     def _unit(self, place: int) -> ShardedUnit:
@@ -170,7 +170,7 @@ class ShardedPass:
     def _backward(self, tape: Tape, layers: int) -> None:
         model, count = self.model, len(self.units) * layers
         is_gathering = self.is_resharded
-        started, last_buffer = count, 0  # Units from this one on are being gathered or are there.
+        started, last_buffer = count, 0  # Units from this one on are gathered, or being gathered.
 
         def gather(down_to: int) -> Tape:
             nonlocal started
@@ -193,7 +193,7 @@ class ShardedPass:
             last_buffer = self._end_unit(part, self._unit(place), last_buffer)
             return part.stretch()
 
-        # The outer unit gathers one ahead, too, as soon as the model's result has its gradient.
+        # The outer unit also gathers one unit ahead, as soon as the model's result has its gradient.
         tape.play(model.head_backward("new", gather(count - 1).stretch()))
         for block in reversed(range(layers)):
             if len(self.units) == 1:
@@ -223,7 +223,7 @@ class ShardedPass:
                 tape.change(unit.summed, "gradients").change(-unit.gradients, "gradients")
             return last_buffer
         whole = unit.summed if self.has_sum else unit.gradients
-        if unit is not self.outer:  # torch waits for the last reduction of all only at the end.
+        if unit is not self.outer:  # torch waits for the very last reduction only at the end.
             tape.change(-last_buffer, "temporary")
         tape.change(unit.buffer, "temporary").change(unit.last - whole, "gradients").change(unit.reduced, "temporary")
         if unit.reduced != unit.part_gradient:
@@ -247,7 +247,7 @@ def sharded_cuda_peak(
     """Predict the peak of a rank of FSDP2 on CUDA.
 
     prefetch: units gathered ahead; 0 leaves it to FSDP2. kept_ranks: ranks that share a weight between forward and
-    backward, where these are fewer. held_bytes, other_bytes: what else lives through the step, and between steps.
+    backward, if these are fewer. held_bytes, other_bytes: other tensors that live through the step, and between steps.
     """
     count, is_last_only = sharding.microbatches, sharding.is_reduced_last
     units = [
@@ -260,7 +260,7 @@ def sharded_cuda_peak(
     for index in range(count):
         is_last = index == count - 1
         stays = not sharding.is_resharded and not is_last
-        one = ShardedPass(
+        microbatch_pass = ShardedPass(
             model=model,
             units=units,
             outer=outer,
@@ -275,7 +275,7 @@ def sharded_cuda_peak(
         if 1 < index < count - 1:
             step = step.then(between[0])  # They are alike.
             continue
-        played = one.stretch()
+        played = microbatch_pass.stretch()
         if index == 1:
             between.append(played)
         step = step.then(played)

@@ -69,7 +69,7 @@ RESHARD = Option(
     name="reshard",
     default=0,
     minimum=0,
-    help="ranks over which weights are sharded between forward and backward, such as a node's; 0: all of theirs",
+    help="ranks over which weights are sharded between forward and backward, such as a node's; 0: their whole group",
 )
 SHARD_RANKS = Option(
     name="shard_ranks",
@@ -86,12 +86,12 @@ SHARDS_ARE_MASTERS = (
 
 
 def _divisors(number: int) -> list[int]:
-    """Return the divisors of a number, without 1 and itself."""
+    """Return the divisors of a number, without 1 and the number itself."""
     return [candidate for candidate in range(2, number) if number % candidate == 0]
 
 
 def _sharding_refusals(setup: Setup, ranks: int) -> Iterator[str]:
-    """Yield why FSDP2 cannot divide this setup's weights so. ranks: those that share a weight."""
+    """Yield why FSDP2 cannot divide this setup's weights. ranks: those that share a weight."""
     options, reshard = setup.options, int(setup.options.get(RESHARD.name, 0))
     if reshard == 1:
         yield "option reshard is 1, with which each rank would keep all weights gathered; use zero2, which does that"
@@ -124,7 +124,7 @@ def _sharding_refusals(setup: Setup, ranks: int) -> Iterator[str]:
 class ShardedSpec(StrategySpec):
     """Base of the specs whose weights are divided by FSDP2; the cost model is `workloads.fsdp.cost_model`.
 
-    stage: of ZeRO; in the third, weights are divided again between forward and backward.
+    stage: of ZeRO; in stage 3, weights are divided again between forward and backward.
     """
 
     stage: Literal[2, 3] = 3
@@ -150,7 +150,7 @@ class ShardedSpec(StrategySpec):
             reduced_bytes=gradient_bytes(setup),
             numbers=numbers_agreed(setup),
             is_copied_away=bool(options["offload"]) and setup.device == "cuda",
-            # On gloo FSDP2 waits for each collective as soon as it has begun it.
+            # On gloo FSDP2 waits for each collective as soon as it has started it.
             is_overlapped=setup.backend == "nccl",
         )
 
@@ -172,7 +172,7 @@ class ShardedSpec(StrategySpec):
         return "bf16_compute" if setup.precision == "bf16" else "autocast"
 
     def options_in_key(self, values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """See `StrategySpec`; older keys hold `grad_dtype` by its former name, at its default too."""
+        """See `StrategySpec`; older keys hold `grad_dtype` by its former name, even at its default."""
         named = super().options_in_key(values)
         if GRAD_DTYPE.name in values:
             named["reduce_dtype"] = named.pop(GRAD_DTYPE.name, GRAD_DTYPE.default)

@@ -1,8 +1,8 @@
 """Strategies on torch's `fully_shard` (FSDP2): `fsdp`, `hsdp` and `zero2`.
 
 Ranks share weights, gradients and optimizer states. A unit is a block, or half of one: it is gathered whole while it
-computes. The rest (embedding, norm, head) is gathered at the start of forward and kept until its backward, which is the
-first to need it.
+computes. The rest (embedding, norm, head) is gathered at the start of forward and kept until its backward, which needs
+it first.
 In bf16, units are gathered and computed in bf16 by FSDP2's own policy (weights=bf16_compute), or under autocast, where
 weights travel in fp32; see `workloads.core.precision_options`.
 The model is divided before it has memory, so that a rank never holds more than its part.
@@ -37,10 +37,10 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     fsdp, hsdp: weights are divided again after forward, so that backward gathers them a second time; the option
     `reshard` says among how many ranks. The columns of `hsdp`'s mesh average the gradients that its rows have reduced.
     zero2: weights stay gathered from the first forward of a step to its last backward. ZeRO's second stage keeps them
-    whole at all times; this strategy divides them between steps as well, which costs no more traffic: each step gathers
-    what the paper's sends after its update.
+    whole at all times; this strategy also divides them between steps, which costs no more traffic: each step gathers
+    what the paper's stage sends after its update.
     """
-    # zero2 has no such option.
+    # zero2 has no option `reshard`.
     reshard = (int(setup.options["reshard"]) or True) if "reshard" in setup.options else False
     model, device = outline_model(setup), torch.device(setup.device)
     units = shard(
@@ -75,10 +75,10 @@ def shard(
     is_by_layer: bool = False,
     host: OffloadPolicy | None = None,
 ) -> list[FSDPModule]:
-    """Divide the model in place over a mesh of one axis, or of two for replicas; return its units in forward's order.
+    """Divide the model in place over a mesh of one axis, or two with replicas; return its units in forward's order.
 
     policy: in what precision units are gathered, and gradients reduced.
-    reshard: between forward and backward, divide weights again among all ranks (True) or among so many; False: keep
+    reshard: between forward and backward, divide weights again among all ranks (True) or among this many; False: keep
     them gathered.
     is_by_layer: a unit is half of a block. host: how parts are kept on the host; None: they stay on the device.
     """
@@ -103,7 +103,7 @@ def prefetch(units: Sequence[FSDPModule], count: int) -> None:
 
 @contextmanager
 def before_last(model: nn.Module, *, is_kept_gathered: bool, is_reduced: bool) -> Iterator[None]:
-    """Let backward of a microbatch before the last keep weights gathered, and whole gradients, where these are kept."""
+    """Let backward of a microbatch before the last keep weights gathered and gradients whole, if the setup does."""
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(is_reduced)
     model.set_reshard_after_backward(not is_kept_gathered)
@@ -118,9 +118,9 @@ def before_last(model: nn.Module, *, is_kept_gathered: bool, is_reduced: bool) -
 def clip_gradients(
     weights: Iterable[nn.Parameter], largest_norm: float, *, group: dist.ProcessGroup, device: torch.device
 ) -> Tensor:
-    """Scale gradients, of which the group's ranks hold parts, down to a norm; needs one all_reduce of a number.
+    """Scale gradients whose parts the group's ranks hold down to a norm; needs one all_reduce of a number.
 
-    device: on which the group communicates; offloaded gradients lie elsewhere.
+    device: of the group's communication; offloaded gradients are elsewhere.
     Returns: the norm before.
     """
     parts = []

@@ -1,9 +1,9 @@
-"""Cost model of a parameter server: who holds which weights, and what passes the busiest link in one step.
+"""Cost model of a parameter server: the weights of each server, and the bytes over the busiest link in one step.
 
 There are W workers, s servers and P bytes of weights in fp32. In a step each worker sends its gradients, P, and
 receives new weights, P. A server that holds the share f receives W f P, and then sends as much. So the link of a single
-server carries W times what a worker's does, and a step waits for 2 W P; a ring's all_reduce among the workers, whose
-ranks send while they receive, waits for 2 (W - 1) / W P.
+server carries W times as much as a worker's, and a step waits for 2 W P. In a ring's all_reduce among the workers,
+ranks send while they receive, and a step waits for 2 (W - 1) / W P.
 Source: Li et al. 2014, Scaling distributed machine learning with the parameter server.
 """
 
@@ -34,7 +34,7 @@ class StepTraffic:
 
 
 def shares(shape: Shape, servers: int) -> tuple[ServerLoad, ...]:
-    """Return what each server holds of the model.
+    """Return each server's share of the model.
 
     Raises:
         ValueError: there are more servers than tensors, or none.
@@ -66,7 +66,7 @@ def worker_traffic(shape: Shape) -> StepTraffic:
 def busiest_bytes(shape: Shape, *, servers: int, workers: int) -> int:
     """Return a step's bytes through the busiest link in one direction: the fullest server's, or a worker's if more.
 
-    Gradients and weights go opposite ways and are equally large, so that both directions carry the same.
+    Gradients and weights go opposite ways and are equally large, so both directions carry the same.
 
     Raises:
         ValueError: there are more servers than tensors, or none.

@@ -1,12 +1,12 @@
-"""Messages between workers and servers, and the inbox of what workers push to a server.
+"""Messages between workers and servers, and a server's inbox of the workers' pushes.
 
 A push is two messages: whether the worker's whole gradient is finite (1) or not (0), and one flat tensor with the
-gradients of the weights that the server holds, in their order. The answer is the new weights, flat as well; then the
+gradients of the weights that the server holds, in their order. The answer is the new weights, also flat; then the
 worker sends a receipt. One thread of a server talks to each worker; the server's own thread takes pushes out of the
 inbox, so that all computation of a step happens in the step.
 
-Messages are tensors over gloo and nothing else: torch's RPC, which would carry functions, lets any process that reaches
-its port run code and read files.
+Messages are only tensors over gloo: torch's RPC, which carries functions, lets any process that reaches its port run
+code and read files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workloads.core.mesh import timeout_of
 
 
 class PeerLost(RuntimeError):
-    """A rank whose answer is needed is gone or does not answer."""
+    """A rank that must answer is gone or does not answer."""
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
@@ -40,7 +40,7 @@ def connect(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup
 
 
 def timeout_s(group: dist.ProcessGroup) -> float:
-    """Return how long a message of a group that `connect` made may take."""
+    """Return the timeout of a message in a group that `connect` made, in seconds."""
     return timeout_of(group, torch.device("cpu")).total_seconds()
 
 
@@ -52,7 +52,7 @@ def flatten(tensors: Iterable[Tensor], out: Tensor) -> Tensor:
 
 
 def split(flat: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
-    """Return views of a flat tensor, one after another in the shapes of these; what follows the last is left out."""
+    """Return consecutive views of a flat tensor, in the shapes of these tensors; the rest is left out."""
     shapes = [tensor.shape for tensor in like]
     sizes = [shape.numel() for shape in shapes]
     parts = torch.split(flat[: sum(sizes)], sizes)
@@ -63,7 +63,7 @@ def split(flat: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
 
 
 class ServerLink:
-    """A worker's line to one server, for the weights that the server holds."""
+    """A worker's connection to one server, for the weights that the server holds."""
 
     def __init__(self, group: dist.ProcessGroup, server: int, weights: list[Tensor]) -> None:
         self.server = server
@@ -75,7 +75,7 @@ class ServerLink:
         self._works: list[dist.Work | None] = []
 
     def push(self, *, is_finite: bool) -> None:
-        """Begin to send the gradients of the weights, and to receive the new weights."""
+        """Start to send the gradients of the weights, and to receive the new weights."""
         flatten([_gradient_of(weight) for weight in self._weights], self._gradients)
         self._is_finite.fill_(float(is_finite))
         with self._losing():
@@ -104,7 +104,7 @@ class ServerLink:
 
 
 class _Losing:
-    """Turns gloo's errors into the loss of a rank."""
+    """Turns gloo's errors into `PeerLost`."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -141,7 +141,7 @@ class Push:
 
 
 class Inbox:
-    """Queue of the pushes that have arrived, in that order; it also tracks answers under way and workers lost."""
+    """Queue of pushes in order of arrival; it also tracks answers in transfer and lost workers."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -171,7 +171,7 @@ class Inbox:
     def take(self, awaited: Set[int]) -> Push:
         """Wait for the next push, from any worker, and remove it.
 
-        awaited: workers without whose pushes the server cannot go on; the loss of others does not matter.
+        awaited: workers whose pushes the server needs to continue; the loss of others does not matter.
 
         Raises:
             PeerLost: no push is queued and an awaited worker is gone, or nobody pushed within the timeout.
@@ -192,7 +192,7 @@ class Inbox:
     def settle(self) -> None:
         """Wait until all workers that were answered have received their weights, or are gone.
 
-        If the server ended sooner, weights that are not sent yet would be lost.
+        If the server ended sooner, weights that have not been sent would be lost.
 
         Raises:
             PeerLost: a worker did not acknowledge within the timeout.
@@ -227,5 +227,5 @@ def _talk(group: dist.ProcessGroup, worker: int, size: int, inbox: Inbox) -> Non
             dist.recv(receipt, group=group, group_src=worker)
             inbox.note_arrival(worker)
     except RuntimeError as error:
-        if "Timed out" not in str(error):  # The inbox's own wait ends at the same time, and says for what.
+        if "Timed out" not in str(error):  # The inbox's own wait ends at the same time, with a better message.
             inbox.note_loss(worker)

@@ -1,4 +1,4 @@
-"""Servers of a parameter server: they take the workers' gradients, update the weights they hold, and answer with these.
+"""Servers of a parameter server: they take the workers' gradients, update their own weights, and answer with these.
 
 Both kinds, `SynchronousServer` and `AsynchronousServer`, are a `Workload` without batches. They count steps with the
 workers: a step ends when every worker has pushed its gradients of that step, so that all ranks end with the same number
@@ -79,7 +79,7 @@ class ServerWeights:
         """Bytes received in the last step, as `sent_bytes` counts those sent."""
         self.sent_bytes = 0
         self.size = sum(weight.numel() for weight in self.model)
-        """Elements of the weights together."""
+        """Elements of all weights together."""
         self._placement = placement
         self._group = group
 
@@ -117,7 +117,7 @@ class ServerWeights:
         states: dict[str, Tensor] = {}
         for name, weight in zip(self._names, self.model, strict=True):
             states[f"weights.{name}"] = weight
-            states |= {f"optimizer.{name}.{key}": kept for key, kept in self.optimizer.state[weight].items()}
+            states |= {f"optimizer.{name}.{key}": state for key, state in self.optimizer.state[weight].items()}
         return states
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ class SynchronousServer:
         return self._gradient_norm
 
     def _take_one_of_each(self) -> list[Push]:
-        """Return this step's pushes in the order of the workers, so that sums do not depend on who came first."""
+        """Return this step's pushes in the order of the workers, so that sums do not depend on the order of arrival."""
         pushes: dict[int, Push] = {}
         while missing := set(self._workers) - set(pushes):
             push = self._inbox.take(missing)
@@ -190,7 +190,7 @@ class SynchronousServer:
             torch._foreach_add_(means, gradients)
         torch._foreach_div_(means, len(pushes))
         self._share.set_gradients(means)
-        # Skip the update as a scaler would. All servers learn the same from the workers, so that all skip it.
+        # Skip the update as a scaler would. The workers tell all servers the same, so all skip it.
         if not all(push.is_finite for push in pushes):
             return
         if self._largest_norm:
@@ -200,7 +200,7 @@ class SynchronousServer:
 
 
 def whole_norm(group: dist.ProcessGroup, norm: float) -> float:
-    """Return the norm of the whole gradient from that of this server's part; all servers, the group, call it.
+    """Return the norm of the whole gradient from that of this server's part; all servers (the group) call it.
 
     Raises:
         PeerLost: a server is gone, or did not answer in time.
@@ -216,10 +216,10 @@ def whole_norm(group: dist.ProcessGroup, norm: float) -> float:
 
 
 class AsynchronousServer:
-    """Updates with each gradient as it comes, and holds back the workers that are too far ahead.
+    """Updates with each gradient as it arrives, and holds back the workers that are too far ahead.
 
-    A worker's lead is the number of steps that it has pushed and the slowest has not. While its lead is above
-    `staleness` it gets no weights. With 0 all workers begin each step together.
+    A worker's lead is the number of steps that it has pushed and the slowest worker has not. While its lead is above
+    `staleness`, it gets no weights. With 0, all workers begin each step together.
     Source: Ho et al. 2013, More effective distributed ML via a stale synchronous parallel parameter server.
     """
 

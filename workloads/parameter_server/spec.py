@@ -51,7 +51,7 @@ class ParameterServerSpec(StrategySpec):
         STALENESS,
     )
     needs = Needs(minimum_ranks=2)
-    version = 3  # Weights as everywhere; since 2 messages are flat tensors over gloo, before calls of torch's RPC.
+    version = 3  # Weights as everywhere; since 2, messages are flat tensors over gloo, not calls of torch's RPC.
     parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE, {"loss_chunks": 2}))
 
     def mesh(self, setup: Setup) -> dict[str, int]:
@@ -99,13 +99,13 @@ class ParameterServerSpec(StrategySpec):
         return None
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
-        """Return the transfers of the rank that all wait for, mostly the fullest server: gradients, then weights."""
+        """Return the transfers of the rank that all wait for, usually the fullest server: gradients, then weights."""
         one_way_bytes = busiest_bytes(setup.shape, servers=_servers(setup), workers=_workers(setup))
         one_way = Transfer(collective="send", axis="server", payload_bytes=one_way_bytes)
         return (one_way, one_way)
 
     def states(self, setup: Setup, rank: int) -> States:
-        """Return a server's share of everything, or a worker's whole weights and gradients, without optimizer."""
+        """Return a server's share of all states, or a worker's whole weights and gradients without optimizer."""
         if rank < _servers(setup):
             share = shares(setup.shape, _servers(setup))[rank]
             return States(
@@ -117,7 +117,7 @@ class ParameterServerSpec(StrategySpec):
         return States(parameters_bytes=weights_bytes, gradients_bytes=weights_bytes, optimizer_bytes=0)
 
     def paper_states(self, setup: Setup) -> States:
-        """Return no states: the papers give no account of servers."""
+        """Return no states: the papers do not count servers."""
         return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
 
     def peak(self, setup: Setup) -> Prediction | Absent:
@@ -131,8 +131,8 @@ class ParameterServerSpec(StrategySpec):
     def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
         """Predict the peak of a worker or of the fullest server, whichever is more.
 
-        What waits to be sent or taken in is on the host. A server takes in the gradients of all workers at once, while
-        those of the last step still live; with mode=asynchronous those of one worker.
+        Messages that wait to be sent or read are on the host. A server reads the gradients of all workers at once, or
+        of one worker with mode=asynchronous, while those of the last step still live.
         """
         if (reason := cuda_peak_not_covered(setup)) is not None:
             return reason

@@ -33,17 +33,17 @@ from workloads.spec import Setup
 class RemoteOptimizer(Optimizer):
     """A worker's optimizer: it pushes gradients to the servers and waits for their new weights; it has no state.
 
-    In fp16 each worker has a scaler of its own. Gradients travel unscaled, so that the scales need not be equal.
+    In fp16 each worker has its own scaler. Gradients travel unscaled, so the scales need not be equal.
     """
 
     _step_supports_amp_scaling = True
-    """Makes torch's scaler call `step` even when a gradient is not finite, which `found_inf` then says: the servers
-    wait for this worker's push either way."""
+    """Makes torch's scaler call `step` even when a gradient is not finite, with `found_inf` set: the servers wait for
+    this worker's push in any case."""
 
     found_inf: Tensor | None = None
 
     def __init__(self, model: nn.Module, placement: WeightPlacement, group: dist.ProcessGroup) -> None:
-        """group: for messages."""
+        """Make the optimizer. group: for messages."""
         super().__init__(model.parameters(), {})
         weights = list(model.parameters())
         self._links = [
@@ -69,7 +69,7 @@ class RemoteOptimizer(Optimizer):
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build a server or a worker, by the rank, connected with all others."""
+    """Build a server or a worker, depending on the rank, connected to all others."""
     model, group = outline_model(setup), mesh.get_group("server")
     device, servers = torch.device(setup.device), int(setup.options["servers"])
     placement = place(model, servers)
@@ -94,7 +94,7 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
 
 
 class Worker(Trainer):
-    """Trains on its share of the batch with weights of the servers."""
+    """Trains on its share of the batch with the servers' weights."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Worker(Trainer):
         group: dist.ProcessGroup,
         messages: dist.ProcessGroup,
     ) -> None:
-        """messages: a group that `connect` made."""
+        """Make the worker. messages: a group that `connect` made."""
         self._remote = RemoteOptimizer(model, placement, messages)
         self._placement = placement
         self._group = group
@@ -121,10 +121,10 @@ class Worker(Trainer):
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Return the gradients that the servers updated with; all ranks must call it."""
-        return self._placement.gather({}, self._group, _device_of(self.model))
+        return self._placement.gather({}, self._group, next(self.model.parameters()).device)
 
     def own_states(self) -> dict[str, Tensor]:
-        """See `KeepsOwnStates`: the weights, which servers save also where all are equal between steps."""
+        """See `KeepsOwnStates`: the weights, under the servers' names if all are equal between steps."""
         own = "" if self._is_synchronous else f"rank{self._group.rank()}."
         return {f"{own}weights.{name}": weight for name, weight in self.model.named_parameters()}
 
@@ -135,7 +135,3 @@ class Worker(Trainer):
 
 def _leave(weights: Iterable[nn.Parameter], largest_norm: float) -> None:
     """Do not clip."""
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

@@ -1,8 +1,8 @@
 """Peak of allocated memory in one step of a pipeline's rank on CUDA, action by action.
 
-A stage's work on one microbatch adds to what the rank holds for others. Buffers that tensors are received in live for
-all microbatches at all times. A tensor that was sent lives until torch drops its handle: in 1F1B when the next one is
-sent, in other schedules at the end of the step.
+A stage's work on one microbatch adds to what the rank holds for others. Receive buffers live for all microbatches at
+all times. A sent tensor lives until torch drops its handle: in 1F1B when the next one is sent, in other schedules at
+the end of the step.
 Source: torch 2.12, torch/distributed/pipelining/stage.py and schedules.py.
 """
 
@@ -34,7 +34,7 @@ class StageOnCuda:
     is_last: bool
 
     def forward(self) -> Stretch:
-        """Return forward. What it leaves lives until backward: also the stage's result, if it is no loss."""
+        """Return forward. Its tensors live until backward, including the stage's result if that is not the loss."""
         model, layers = self.model, self.model.shape.layers
         tape = Tape()
         if self.is_first:
@@ -45,14 +45,14 @@ class StageOnCuda:
         return tape.change(-model.cached_bytes(layers)).stretch()
 
     def backward(self, gradients: Gradients, *, is_held: bool) -> Stretch:
-        """Return backward. is_held: torch holds what the stage has sent: its result, and its input's gradient."""
+        """Return backward. is_held: torch holds the stage's sent tensors: its result, and its input's gradient."""
         model, layers = self.model, self.model.shape.layers
         tape = Tape()
         if self.is_last:
             tape.play(model.head_backward(gradients))
         for block in reversed(range(layers)):
             is_top = block == layers - 1 and not self.is_last
-            # The received gradient stays in its buffer, so that the first sum with it is a new tensor.
+            # The received gradient stays in its buffer, so the first sum with it is a new tensor.
             received = Around(after_mlp=Tape().change(model.stream, "temporary").stretch())
             tape.play(model.backward(block, gradients, received if is_top else NOTHING))
         if self.is_first:
@@ -66,7 +66,7 @@ class StageOnCuda:
         return tape.stretch()
 
     def input_half(self) -> Stretch:
-        """Return the first half of a split backward; the first stage has none, as nothing waits for its input."""
+        """Return the first half of a split backward; the first stage has none: nothing needs its input's gradient."""
         if self.is_first:
             return Stretch()
         model, layers = self.model, self.model.shape.layers
@@ -82,8 +82,8 @@ class StageOnCuda:
         return tape.stretch()
 
     def weight_half(self, gradients: Gradients) -> Stretch:
-        """Return the second half of a split backward, after which nothing of the microbatch is left but what was sent:
-        the stage's result and its input's gradient."""
+        """Return the second half of a split backward, after which only the sent tensors of the microbatch are left: the
+        stage's result and its input's gradient."""
         if self.is_first:
             return self.backward(gradients, is_held=True)
         model, layers = self.model, self.model.shape.layers
@@ -98,8 +98,8 @@ class StageOnCuda:
 
 
 def stage_on_cuda(model: CudaModel, counts: Sequence[int], stage: int) -> StageOnCuda:
-    """Return a stage. model: the whole one. counts: blocks of each stage."""
-    # Of the blocks before it, only their share of a group of `checkpoint_every` matters; so most stages are equal.
+    """Return a stage. model: the whole model. counts: blocks of each stage."""
+    # Of the blocks before it, only the remainder modulo `checkpoint_every` matters, so most stages are equal.
     first_block = sum(counts[:stage]) % model.checkpoint_every
     return _stage(model, counts[stage], first_block, stage == 0, stage == len(counts) - 1)
 
@@ -125,7 +125,7 @@ def _played(stage: StageOnCuda, kind: ActionKind, gradients: Gradients, is_held:
 
 
 def in_runs(names: Sequence[Name]) -> Iterator[tuple[Sequence[Name], int]]:
-    """Yield the names in order, as one or two that repeat in turn, and how often they do.
+    """Yield the names in order, as runs of one or two alternating names, with the number of repeats.
 
     Example: F F F B F B F B is F 3 times, B F twice, and B once.
     """
@@ -144,12 +144,12 @@ def in_runs(names: Sequence[Name]) -> Iterator[tuple[Sequence[Name], int]]:
 
 
 _NamedAction = tuple[int, ActionKind, bool]
-"""Stage and kind of an action, and whether the stage's weights have gradients to which it adds."""
+"""Stage and kind of an action, and whether it adds to existing gradients of the stage's weights."""
 
 
 @lru_cache(maxsize=4096)
 def _runs_of_rank(pipeline: Pipeline, rank: int) -> tuple[tuple[tuple[_NamedAction, ...], int], ...]:
-    """Return a rank's actions in order, in runs; a plan asks for many models on the same schedule.
+    """Return a rank's actions in order, in runs. Cached, because a plan needs many models on the same schedule.
 
     Raises:
         ValueError: the schedule cannot run this pipeline.
@@ -177,7 +177,7 @@ def pipeline_cuda_peak(
     """Predict the peak of a pipeline's rank.
 
     states: of the rank. gathered_bytes: whole weights of a rank whose states are sharded, from the first forward to the
-    last backward. after_backward_bytes: what is made when all gradients are there.
+    last backward. after_backward_bytes: made once all gradients exist.
 
     Raises:
         ValueError: the schedule cannot run this pipeline.
@@ -201,6 +201,6 @@ def pipeline_cuda_peak(
 
 
 def _buffers_bytes(pipeline: Pipeline, model: CudaModel, own: Sequence[int]) -> int:
-    """Return the bytes of the buffers that streams and their gradients are received in."""
+    """Return the bytes of the receive buffers for streams and their gradients."""
     sides = sum((stage > 0) + (stage < pipeline.stages - 1) for stage in own)
     return sides * pipeline.microbatches * model.stream

@@ -1,9 +1,9 @@
-"""Expected time of one step of any strategy: computing of a given time, transfers by level, and a pipeline's bubble.
+"""Expected time of one step of any strategy: given compute time, transfers by level, and a pipeline's bubble.
 
-A rank computes its equal share. Without a pipeline, each transfer hides behind the phase
-that its strategy allows. A pipeline is simulated action by action: stages take as long as their blocks, the head and
-the collectives within them do, and messages between stages delay whoever waits for them.
-Left out: data, and the host.
+A rank computes its equal share. Without a pipeline, each transfer hides behind the phase that its strategy allows. A
+pipeline is simulated action by action: a stage takes as long as its blocks, head and collectives, and messages between
+stages delay the stages that wait for them.
+Not included: data loading and the host.
 Not covered: messages that delay each other; a rank that holds more of a sequence's work than others.
 """
 
@@ -38,11 +38,11 @@ def step_of(
     interconnect: Interconnect | Absent,
     hiding: float = 1.0,
 ) -> StepTime | Absent:
-    """Return the step of a setup, of which a rank's equal share takes this time, or which input is missing.
+    """Return the step of a setup in which a rank's equal share takes this time, or the input that is missing.
 
-    spec: of the setup's strategy. compute: a mean rank's, with what backward recomputes.
-    interconnect: joins the ranks, or why nothing is known of it; only strategies that communicate need it, and of its
-    levels those that their axes cross.
+    spec: of the setup's strategy. compute: of a mean rank, including what backward recomputes.
+    interconnect: joins the ranks, or why it is unknown; only strategies that communicate need it, and only the levels
+    that their axes cross.
     hiding: see `queue_exposed_s`; without effect on a pipeline, which is simulated.
 
     Raises:
@@ -62,7 +62,7 @@ def step_of(
 
 
 def missing_link(transfers: Iterable[Transfer], axes: Mapping[str, int], interconnect: Interconnect) -> Absent | None:
-    """Return why the link of some transfer is unknown; None where all are known. axes: as a spec's mesh gives them."""
+    """Return why the link of some transfer is unknown; None if all are known. axes: as a spec's mesh gives them."""
     for transfer in transfers:
         links = interconnect.links(transfer_axis(transfer, axes), transfer.collective)
         if isinstance(links, Absent):
@@ -106,17 +106,17 @@ class _Stages:
         return sum(transfer_time_s(each, axes, self.interconnect, self.setup.backend) for each in transfers)
 
     def _computing_s(self) -> dict[tuple[int, ActionKind], float]:
-        """Return the time of each action of a stage for one microbatch; together they are what all ranks compute.
+        """Return the time of each action of a stage for one microbatch; their sum is the compute time of all ranks.
 
-        Blocks compute equally long, the head by its FLOPs, and the embedding not at all. Where backward is halved, both
-        halves take as long as forward; the first stage has no gradient of its input to give, and torch computes all of
+        Blocks take equally long, the head as long as its FLOPs, and the embedding no time. Where backward is halved,
+        each half takes as long as forward; the first stage passes on no gradient of its input, so torch computes all of
         its backward with the weights.
         """
         shape, pipeline = self.setup.shape, self.pipeline
         blocks = counts(self.setup, pipeline.stages)
         head = 6 * shape.width * shape.vocabulary * shape.tokens / shape.flops_per_step()
         again_s = rerun_ratio(self.setup) * self.compute.forward_s
-        each = pipeline.ranks / pipeline.microbatches  # Of a mean rank's time, in one microbatch of all stages.
+        each = pipeline.ranks / pipeline.microbatches  # Share of a mean rank's time for one microbatch of all stages.
         every = checkpoint_every(self.setup)
         times: dict[tuple[int, ActionKind], float] = {}
         for stage, count in enumerate(blocks):
@@ -134,7 +134,7 @@ class _Stages:
         return times
 
     def _with_transfers(self, computing_s: Mapping[KindOfStage, float]) -> StepTimes:
-        """Return the times of actions with the collectives within them, and of the messages between them."""
+        """Return the times of actions, including the collectives within them, and of the messages between them."""
         transfers = [self.spec.stage_transfers(self.setup, stage) for stage in range(self.pipeline.stages)]
         each_s = [self._total_s(of_stage.each) / self.pipeline.microbatches / 2 for of_stage in transfers]
         return StepTimes(
@@ -148,7 +148,7 @@ class _Stages:
         )
 
     def _message_s(self, stage: int, kind: ActionKind) -> float:
-        """Return the time of the message that follows an action; 0 where it hands on nothing, or to its own rank."""
+        """Return the time of the message that follows an action; 0 if it sends nothing, or only to its own rank."""
         to = stage + 1 if kind == "forward" else stage - 1
         if kind == "weight_backward" or not 0 <= to < self.pipeline.stages:
             return 0.0
@@ -176,7 +176,7 @@ def slowest_message_s(setup: Setup, spec: StrategySpec, interconnect: Interconne
 def _boundary_s(
     setup: Setup, spec: StrategySpec, pipeline: Pipeline, interconnect: Interconnect, stage: int, to: int
 ) -> float:
-    """Return the time in which a stage hands a microbatch on to a neighbour, while all pipelines do."""
+    """Return the time in which a stage sends a microbatch to a neighbour, while all pipelines do so."""
     return message_time_s(
         pipeline.boundary_bytes,
         mesh_axes(spec.mesh(setup))["stage"],

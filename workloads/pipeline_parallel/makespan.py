@@ -1,7 +1,7 @@
 """Time of a pipeline step whose actions take known times, as one number, for plans that compare many steps.
 
-The same as `simulator.replay` gives, to the last bit; what is left out is when each action begins, and delays of the
-host. The order in which actions can run depends on the schedule alone, so it is found once and then replayed for each
+The result equals that of `simulator.replay` to the last bit, but without the start of each action and delays of the
+host. The order in which actions can run depends only on the schedule, so it is computed once and then replayed for each
 set of times. Knows neither models nor interconnects.
 """
 
@@ -16,17 +16,17 @@ from workloads.cost_models.schedules import ActionKind, Pipeline, ScheduleName, 
 
 KindOfStage = tuple[int, ActionKind]
 NOT_YET = -1
-"""Place of an action that has none yet."""
+"""Place of an action that has no place yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """Seconds of the actions of a step, by stage and kind.
 
-    computing_s: of each action. inside_s: of the collectives within it. first_s: of those that only the forward of the
-    first microbatch has, by stage. last_s: of those that only the backward of the last one has, or its weight_backward
-    where backward is split.
-    handed_on_s: until another rank has what an action hands on.
+    computing_s: of each action. inside_s: of the collectives within it. first_s: of the collectives that only the
+    forward of the first microbatch has, by stage. last_s: of those that only the backward of the last microbatch has,
+    or its weight_backward if backward is split.
+    handed_on_s: until another rank has an action's output.
     """
 
     computing_s: Mapping[KindOfStage, float]
@@ -55,7 +55,7 @@ def makespan_s(pipeline: Pipeline, times: StepTimes) -> float:
     free_s = [0.0] * pipeline.ranks
     for place, (rank, kind_number, needed) in enumerate(order.turns):
         start_s = free_s[rank]
-        if arrives_s[needed] > start_s:  # Of the place after the last one, which stands for none: at 0.
+        if arrives_s[needed] > start_s:  # The place after the last stands for none, and its time is 0.
             start_s = arrives_s[needed]
         end_s = start_s + taken_s[kind_number]
         ends_s[place] = free_s[rank] = end_s
@@ -67,10 +67,10 @@ def makespan_s(pipeline: Pipeline, times: StepTimes) -> float:
 class _Order:
     """All actions of a step, each after those that it needs.
 
-    kinds: stage and kind of actions, and whether they take more than others: in the first microbatch's forward, and in
+    kinds: stage and kind of actions, and whether they take longer than others: in the first microbatch's forward and
     the last one's backward.
-    turns: of each action its rank, its place in `kinds`, and the place in `turns` of the action of another rank that it
-    needs; the number of all turns where it needs none. What it needs of its own rank comes before it anyway.
+    turns: each action's rank, its place in `kinds`, and the place in `turns` of the other rank's action that it needs,
+    or the number of all turns if it needs none. The actions of its own rank that it needs precede it in any case.
     """
 
     kinds: tuple[tuple[KindOfStage, bool], ...]
@@ -86,12 +86,12 @@ def _order(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatche
     done = [0] * ranks
     count = sum(map(len, waiting))
     places = [pipeline.rank_of(stage) for stage in range(pipeline.stages)]
-    # Whether a stage's neighbour, before it and after it, is of another rank.
+    # Whether a stage's neighbour before or after it is on another rank.
     from_before = [stage > 0 and places[stage - 1] != rank for stage, rank in enumerate(places)]
     from_after = [stage < pipeline.stages - 1 and places[stage + 1] != rank for stage, rank in enumerate(places)]
     kind_numbers: dict[tuple[KindOfStage, bool], int] = {}
     forwards: dict[tuple[int, int], int] = {}  # Places in turns, by stage and microbatch.
-    handing_on: dict[tuple[int, int], int] = {}  # Of what hands gradients on.
+    handing_on: dict[tuple[int, int], int] = {}  # Places of actions that pass gradients on.
     turns: list[tuple[int, int, int]] = []
     while len(turns) < count:
         before = len(turns)

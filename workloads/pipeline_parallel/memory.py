@@ -1,9 +1,9 @@
 """Memory and traffic of pipeline stages: states, activations, messages, and the peak of live tensors in a step.
 
-The peak is searched action by action: a stage's work on one microbatch adds to what the rank holds for others.
-Receive buffers also live, and sent tensors for as long as torch keeps their handle. MemTracker sees a buffer from its
-first use on; a buffer of gradients never under autocast, which only reads it to make a copy.
-Not covered: schedules that split backward, where autograd chooses what one half keeps for the other.
+The peak is searched action by action: a stage's work on one microbatch adds to what the rank holds for others. Receive
+buffers also live, and sent tensors as long as torch keeps their handles. MemTracker sees a buffer from its first use
+on, but under autocast never a buffer of gradients, because autocast only copies it.
+Not covered: schedules that split backward, for which autograd chooses what one half keeps for the other.
 Source: torch 2.13, torch/distributed/pipelining/stage.py and schedules.py.
 """
 
@@ -53,9 +53,9 @@ def stage_states(weights: Iterable[Dimensions]) -> States:
 
 
 def boundary_bytes(shape: Shape, sequences: int, *, element_bytes: int = FULL_BYTES) -> int:
-    """Return the bytes of one microbatch's residual stream, which stages hand on.
+    """Return the bytes of one microbatch's residual stream, which stages pass on.
 
-    element_bytes: of the stream; it is fp32 also under autocast, and bf16 where weights compute in bf16.
+    element_bytes: of the stream; it is fp32 even under autocast, and bf16 if weights compute in bf16.
     """
     return element_bytes * sequences * shape.sequence * shape.width
 
@@ -63,7 +63,7 @@ def boundary_bytes(shape: Shape, sequences: int, *, element_bytes: int = FULL_BY
 def boundary_transfers(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, ...]:
     """Return the transfers of the rank that sends most: activations to the next stage, gradients to the previous one.
 
-    numbers: scalars that the ranks of a pipeline agree on in a step, such as the norm of all gradients.
+    numbers: scalars that the ranks of a pipeline agree on in a step, for example the norm of all gradients.
     """
     if pipeline.ranks == 1:
         return ()
@@ -80,9 +80,9 @@ def boundary_agreements(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, 
 
 
 def stored_bytes(microbatch: Microbatch, counts: Sequence[int], stage: int) -> int:
-    """Return what a stage's forward of one microbatch keeps for backward: its input, and its output until that is sent.
+    """Return the bytes that a stage's forward of one microbatch keeps: its input, and its output until that is sent.
 
-    Tokens are not counted: they live through the whole step.
+    Tokens do not count: they live through the whole step.
     """
     out_bytes = microbatch.head_bytes + LOSS_BYTES if stage == len(counts) - 1 else microbatch.stream_bytes
     own = microbatch_of_stage(microbatch, counts, stage)
@@ -96,10 +96,10 @@ def microbatch_of_stage(microbatch: Microbatch, counts: Sequence[int], stage: in
 
 
 def activations_by_stage(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the most bytes that forwards of each stage's live microbatches hold at once, without tokens.
+    """Return the most bytes that the forwards of each stage's live microbatches hold at once, without tokens.
 
-    A tensor that a stage hands to another stage on the same rank is also that stage's input; it is counted for the
-    stage that made it.
+    A tensor that a stage passes to another stage on the same rank is also that stage's input; it counts for the stage
+    that made it.
 
     Raises:
         ValueError: the schedule cannot run this pipeline.
@@ -125,7 +125,7 @@ def _messages(pipeline: Pipeline, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LiveBytes:
-    """Live bytes at one moment, besides the states that are always there."""
+    """Live bytes at one moment, in addition to the permanent states."""
 
     activations_bytes: int
     temporary_bytes: int
@@ -163,7 +163,7 @@ def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Seque
 class _Rank:
     """A rank between two actions: how many forwards and backwards each stage has run.
 
-    has_first: it has the first stage, and so a copy of the inputs, without the last token of each sequence.
+    has_first: it has the first stage, and so a copy of the inputs without the last token of each sequence.
     """
 
     pipeline: Pipeline
@@ -175,10 +175,10 @@ class _Rank:
 
     @property
     def waiting_bytes(self) -> int:
-        """Activations of microbatches between forward and backward, and of finished ones what messages still hold."""
+        """Activations of microbatches between forward and backward, and what messages still hold of finished ones."""
         waiting_bytes = self.pipeline.microbatches * self.microbatch.tokens_bytes
         sequences = self.pipeline.microbatches * self.microbatch.sequences
-        if self.has_first and sequences > 1:  # One sequence less its last token is contiguous as it is.
+        if self.has_first and sequences > 1:  # One sequence without its last token is already contiguous.
             waiting_bytes += INDEX_BYTES * sequences * self.microbatch.shape.sequence
         for stage, begun in self.forwards.items():
             waiting_bytes += (begun - self.backwards[stage]) * stored_bytes(self.microbatch, self.counts, stage)
@@ -190,7 +190,7 @@ class _Rank:
 
     @property
     def messages_bytes(self) -> int:
-        """Gradients that were received, and sent ones that torch still holds."""
+        """Received gradients, and sent gradients that torch still holds."""
         streams = sum(
             self.sees_received_gradients(stage) * count + (stage > 0) * self._unfreed(count)
             for stage, count in self.backwards.items()
@@ -234,7 +234,7 @@ class _Rank:
     def backward(self, stage: int) -> Iterator[_LiveBytes]:
         """Yield the moments of a stage's backward, from the loss or the received gradient to the stage's input.
 
-        They are moments of a model that has only the stage's blocks, together with what the rank holds besides.
+        They are moments of a model with only the stage's blocks, together with what else the rank holds.
         """
         size, is_last = self.microbatch_of(stage), self.is_last(stage)
         shape, table = size.shape, size.shape.vocabulary * size.shape.width
@@ -251,7 +251,7 @@ class _Rank:
             """
             temporary_bytes = moment.temporary_bytes + self.messages_bytes
             if not is_last:
-                # The received gradient, unless the moment counts it already.
+                # The received gradient, unless the moment already counts it.
                 temporary_bytes += size.stream_bytes * (self.sees_received_gradients(stage) - is_top)
             return _LiveBytes(
                 activations_bytes=moment.activations_bytes,
@@ -265,7 +265,7 @@ class _Rank:
             yield live(step.head(), ready=0)
             yield live(step.last_norm(), ready=head)
         top = shape.layers - 1
-        # Where blocks are alike, the outermost and the one under the received gradient are enough.
+        # If blocks are alike, the outermost ones and the one under the received gradient are enough.
         for below in {0, max(0, top - 1), top} if size.checkpoint_every == 1 else range(shape.layers):
             for moment in step.mlp(below):
                 # `StepMoments` counts the head as ready, which only the last stage has.

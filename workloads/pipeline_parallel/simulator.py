@@ -1,9 +1,9 @@
 """Simulator of a pipeline step: when each action begins and ends, and how a measured bubble splits into causes.
 
-Each rank does its actions in its order. An action begins when the rank is free and its inputs have arrived: a forward
-needs the output of the previous stage, a backward its own forward and the gradient of the next stage, a weight_backward
-its own input_backward. What goes to another rank arrives one transfer later; sending takes nothing from the rank, and
-messages do not delay each other.
+Each rank performs its actions in its order. An action begins when the rank is free and its inputs have arrived: a
+forward needs the output of the previous stage, a backward its own forward and the gradient of the next stage, a
+weight_backward its own input_backward. An output for another rank arrives one transfer later; sending costs the rank no
+time, and messages do not delay each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ StageTimes = Mapping[tuple[int, ActionKind], float]
 """Seconds that a stage computes for one microbatch, by stage and kind of action."""
 
 ActionNeeds = Mapping[Action, tuple[Action, ...]]
-"""Actions that must have ended before an action begins, besides the earlier ones of its rank."""
+"""Actions that must have ended before an action begins, in addition to the earlier ones of its rank."""
 
 EQUAL = 1e-9
 """Stages are equal if their busy times differ by no more than this share; rounding of float sums is smaller."""
@@ -70,7 +70,7 @@ class Simulated:
 
     @property
     def bottleneck_stage(self) -> int | None:
-        """The stage that computes longest; None where all are equal."""
+        """The stage that computes longest; None if all are equal."""
         busy_s = self.stage_busy_s
         longest_s = max(busy_s.values())
         if math.isclose(min(busy_s.values()), longest_s, rel_tol=EQUAL):
@@ -84,7 +84,7 @@ class Simulated:
 
 
 def simulate(order: Sequence[Sequence[Action]], times: StageTimes, *, transfer_s: float = 0.0) -> Simulated:
-    """Simulate the step in which each rank does its actions as early as possible.
+    """Simulate the step in which each rank performs its actions as early as possible.
 
     order: actions of each rank; a stage belongs to the rank that has its actions.
     transfer_s: time of one message, activations and gradients alike; between stages of one rank it is 0.
@@ -117,13 +117,13 @@ def planned_on(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
     for rank, planned_actions in enumerate(order):
         for action in planned_actions:
             if action in planned:
-                raise ValueError(f"{_named(action)} is there twice, on rank {planned[action]} and on rank {rank}")
+                raise ValueError(f"{_named(action)} occurs twice, on rank {planned[action]} and on rank {rank}")
             planned[action] = rank
     return planned
 
 
 def needs_of(planned: Collection[Action]) -> ActionNeeds:
-    """Return what each action needs, besides the earlier actions of its rank."""
+    """Return the actions that each action needs, in addition to the earlier actions of its rank."""
     last_stage = max((action.stage for action in planned), default=0)
     return {action: tuple(_needed(action, planned, last_stage)) for action in planned}
 
@@ -137,8 +137,7 @@ def _needed(action: Action, planned: Container[Action], last_stage: int) -> Iter
     else:
         yield action._replace(kind="forward")
         if action.stage < last_stage:
-            # The gradient comes from the next stage's backward, or from its input_backward where backward is
-            # split.
+            # The gradient comes from the next stage's backward, or from its input_backward if backward is split.
             unsplit = action._replace(kind="backward", stage=action.stage + 1)
             yield unsplit if unsplit in planned else unsplit._replace(kind="input_backward")
 
@@ -169,7 +168,7 @@ def _named(action: Action) -> str:
     return f"{action.kind} of microbatch {action.microbatch} on stage {action.stage}"
 
 
-# Why a pipeline waits: a measured bubble, split into what schedule, stages and link explain in a simulation.
+# Why a pipeline waits: a measured bubble, split into the parts that a simulation explains by schedule, stages and link.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +176,11 @@ class BubbleSplit:
     """A measured bubble and its parts, all as shares of the ranks' time; the parts add up to it.
 
     schedule_ratio: bubble with all stages equal to their mean, which keeps the total compute time, and free transfers.
-    imbalance_ratio: what the stages' own times add to that; below 0 where they suit the schedule better.
+    imbalance_ratio: what the stages' own times add to that; below 0 if they suit the schedule better.
     transfer_ratio: what the link's time adds to both; or why it is unknown, in which case it is part of
     unexplained_ratio.
-    unexplained_ratio: the rest; below 0 where the measured bubble is smaller than the expected.
-    bottleneck_stage: the stage that computes longest, None where all are equal.
+    unexplained_ratio: the rest; below 0 if the measured bubble is smaller than expected.
+    bottleneck_stage: the stage that computes longest; None if all are equal.
     """
 
     measured_ratio: float
@@ -193,7 +192,7 @@ class BubbleSplit:
 
     @property
     def expected_ratio(self) -> float:
-        """Bubble of the simulation: schedule, imbalance, and transfer where it is known."""
+        """Bubble of the simulation: schedule, imbalance, and transfer if it is known."""
         transfer_ratio = 0.0 if isinstance(self.transfer_ratio, Absent) else self.transfer_ratio
         return self.schedule_ratio + self.imbalance_ratio + transfer_ratio
 
@@ -201,7 +200,7 @@ class BubbleSplit:
 def split_bubble(
     measured_ratio: float, pipeline: Pipeline, times: StageTimes, *, transfer_s: float | Absent
 ) -> BubbleSplit:
-    """Split a bubble: each part is what the simulation gains when one more thing is as measured.
+    """Split a bubble: each part is what the simulated bubble gains when one more input is as measured.
 
     times: as measured. transfer_s: of one boundary tensor between two ranks, or why it is unknown.
 
@@ -235,17 +234,17 @@ def mean_stage(times: StageTimes) -> dict[tuple[int, ActionKind], float]:
     return {(stage, kind): mean_s[kind] for stage, kind in times}
 
 
-# Replay of a measured step, with all of its delays or only some: what the step gains from a delay is that delay's part
-# of the bubble.
+# Replay of a measured step, with all of its delays or only some: the time that the step gains from a delay is the
+# delay's part of the bubble.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
     """Delays of an action, in seconds.
 
-    host_s: from the end of the previous action on its rank until the rank asked for this action's inputs.
-    hand_over_s: from this action's end until the rank handed its output over for sending.
-    message_s: from the later of asking and the sender's handing over, until the action began.
+    host_s: from the end of the previous action on its rank until the rank requested this action's inputs.
+    hand_over_s: from this action's end until the rank passed its output on for sending.
+    message_s: from the later of the request and the sender's passing on, until the action began.
     """
 
     host_s: float = 0.0
@@ -256,11 +255,11 @@ class Delay:
 def replay(
     order: Sequence[Sequence[Action]], taken_s: Mapping[Action, float], delays: Mapping[Action, Delay]
 ) -> Simulated:
-    """Replay the step with these delays; an action that has none listed starts without delay.
+    """Replay the step with these delays; an action without a listed delay starts without delay.
 
     Each action takes its given time. It begins when its rank is free, the host has reached it, and its inputs have
     arrived, each delayed by its message.
-    order: actions of each rank, in the order in which it did them. taken_s: time of each action.
+    order: actions of each rank, in the order in which it performed them. taken_s: time of each action.
 
     Raises:
         ValueError: an action can never begin, or occurs twice.

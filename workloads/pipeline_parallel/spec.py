@@ -58,7 +58,7 @@ from workloads.spec import Needs, Option, Parity, Search, Setup, StrategySpec, n
 
 
 def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[str]:
-    """Yield why a zero-bubble schedule cannot run this setup; nothing for schedules with whole backwards.
+    """Yield why a zero-bubble schedule cannot run this setup; no reason for schedules with whole backwards.
 
     A block's backward must split into the halves for inputs and for weights.
     """
@@ -83,7 +83,7 @@ BALANCE = Option(
     name="balance",
     default="layers",
     choices=("layers", "flops", "measured"),
-    help="what is equal among stages: blocks, FLOPs with the head's, or time as measured on this machine",
+    help="quantity that is equal among stages: blocks, FLOPs with the head's, or time measured on this machine",
     search=Search(values=("layers", "flops")),
 )
 STAGES = Option(name="stages", default=2, minimum=1, help="stages per rank", search=Search(values=(1, 2, 4)))
@@ -101,7 +101,7 @@ PIPELINE_OPTIONS = (
 
 
 def counts(setup: Setup, stages: int) -> tuple[int, ...]:
-    """Return the blocks of each stage as far as known before the run; balance=measured is approximated by flops."""
+    """Return the blocks of each stage as known before the run, with balance=flops in place of balance=measured."""
     if setup.options[BALANCE.name] == "layers":
         return equal_layers(setup.shape.layers, stages)
     return flops_balance(setup.shape, stages)
@@ -166,7 +166,7 @@ class PipelineSpec(StrategySpec):
         return {"stage": setup.ranks}
 
     def pipeline(self, setup: Setup) -> Pipeline:
-        """Return one of the pipelines, which are all alike; each rank has the stages that the setup's options say."""
+        """Return one of the pipelines, which are all alike; the setup's options set the stages of each rank."""
         axes = self.mesh(setup)
         return Pipeline(
             schedule=self.schedule(setup),

@@ -47,9 +47,9 @@ class StageModel(nn.Module):
     sin_sr: Tensor
 
     def __init__(self, model: Transformer, blocks: range, *, loss_chunks: int = 1) -> None:
-        """Take over these blocks, and what the first or the last stage has beside them.
+        """Take these blocks of the model, and the first or last stage's other layers.
 
-        loss_chunks: in which the last stage computes head and loss.
+        loss_chunks: chunks in which the last stage computes head and loss.
         """
         super().__init__()
         is_first, is_last = blocks.start == 0, blocks.stop == len(model.blocks)
@@ -70,7 +70,7 @@ class StageModel(nn.Module):
         """
         x_bsd = x if self.embedding is None else self.embedding(x)
         for block in self.blocks.values():
-            # Rotary tables of all positions: where the stream is divided by positions, attention gathers them.
+            # Rotary tables of all positions: if the stream is divided by positions, attention gathers them.
             x_bsd = block(x_bsd, self.cos_sr, self.sin_sr)
         if self.norm is None or self.head is None:
             return x_bsd
@@ -81,7 +81,7 @@ class StageModel(nn.Module):
 
 
 def cut(layers: int, counts: Sequence[int]) -> list[range]:
-    """Return the blocks of each stage, given how many each has.
+    """Return the blocks of each stage, given their counts.
 
     Raises:
         ValueError: the counts do not add up to the layers.
@@ -118,9 +118,9 @@ class MarkedStage(PipelineStage):
         group: dist.ProcessGroup,
         phase: Phase,
     ) -> None:
-        """model: of this stage. stream: dimensions (b, s, d) of what stages hand on for a microbatch."""
+        """model: of this stage. stream: dimensions (b, s, d) of a microbatch's stream between stages."""
         is_first, is_last = index == 0, index == pipeline.stages - 1
-        # Shapes as meta tensors: without them ranks would exchange shapes in their first step.
+        # Shapes as meta tensors: without them, ranks would exchange shapes in their first step.
         stream_bsd = torch.empty(stream, device="meta", dtype=stream_dtype(setup), requires_grad=True)
         tokens_bs = torch.empty((stream[0], setup.shape.sequence), dtype=torch.int64, device="meta")
         loss = torch.empty((), device="meta", requires_grad=True)
@@ -151,8 +151,8 @@ class MarkedStage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """See `PipelineStage`; the model reads a view of its input.
 
-        For a leaf tensor, no hook in the model can tell whether half a backward reaches it (torch 2.13), and memory
-        trackers ask that for each module's inputs.
+        For a leaf tensor, no hook in the model can determine whether half a backward reaches it (torch 2.13), and
+        memory trackers need that for each module's inputs.
         """
         views = (arg.view_as(arg) for arg in args)
         return super().forward_maybe_with_nosync(*views, **kwargs)  # type: ignore[no-untyped-call]
@@ -170,8 +170,8 @@ class MarkedStage(PipelineStage):
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """See `PipelineStage`; stages greet their neighbours before the first step, but a rank does not greet itself.
 
-        At the tip of a V two neighbouring stages share a rank. torch 2.11 greets these too, and gloo has no connection
-        for it.
+        At the tip of a V two neighbouring stages share a rank. torch 2.11 also sends greetings between these, and gloo
+        has no connection for them.
         """
         return [greeting for greeting in super()._get_init_p2p_neighbors_ops() if greeting.peer != dist.get_rank()]
 
@@ -190,7 +190,7 @@ class MarkedStage(PipelineStage):
     def _announced(
         self, end: MessageEnd, kind: ActionKind, microbatch: int, messages: list[dist.P2POp]
     ) -> list[dist.P2POp]:
-        """Count what is sent, and report the messages if there are any."""
+        """Count the sent bytes, and report the messages if there are any."""
         if end == "sent":
             self.sent_bytes += sum(message.tensor.nbytes for message in messages)
         if messages and self.tell_message is not None:
@@ -264,7 +264,7 @@ class PipelineTrainer(Trainer):
             for of_microbatch in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
             for info in of_microbatch
         ]
-        # The model's own input has no buffer, nor has a gradient that nobody sends.
+        # The model's own input has no buffer, and neither has a gradient that no stage sends.
         return [info.buffer for info in infos if getattr(info, "buffer", None) is not None]
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -280,9 +280,9 @@ class PipelineTrainer(Trainer):
             stage.sent_bytes = 0
             stage.targets = tokens_bs[:, 1:].chunk(self._microbatches) if stage.is_last else ()
         self._schedule.step(
-            # Contiguous, as declared to the stage: torch 2.11 compares strides, and a slice has those of the batch.
+            # Contiguous, as declared to the stage: torch 2.11 compares strides, and a slice has the batch's strides.
             *((tokens_bs[:, :-1].contiguous(),) if self._has_first else ()),
-            # torch computes a loss only where it gets a target; the stage already has the targets of each microbatch.
+            # torch computes a loss only if it gets a target; the stage already has the targets of each microbatch.
             target=tokens_bs[:, 1:] if self._has_last else None,
             return_outputs=False,
         )
@@ -295,7 +295,7 @@ class PipelineTrainer(Trainer):
         if pipeline.schedule in OF_ONE_STAGE:
             (stage,) = self._stages
             return OF_ONE_STAGE[pipeline.schedule](stage, pipeline.microbatches, **options)
-        if is_deferring:  # Older versions of torch have no such argument.
+        if is_deferring:  # Older versions of torch do not have this argument.
             options["defer_pp_recv"] = True
         return OF_SEVERAL_STAGES[pipeline.schedule](self._stages, pipeline.microbatches, **options)
 

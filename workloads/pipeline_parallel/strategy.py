@@ -29,7 +29,7 @@ from workloads.spec import Setup
 
 # Time of each part of the model on this machine, by which balance=measured cuts stages.
 #
-# This is the only clock in a workload: it divides work by what it reads, and reports nothing.
+# This is the only clock in a workload: its times divide the work, and are not reported.
 # Dimensions: b sequences of a microbatch, s positions, d width.
 
 WARM_UP_PASSES = 2
@@ -48,7 +48,7 @@ class PartTimes:
 def measure_parts(setup: Setup, model: Transformer, sequences: int) -> PartTimes:
     """Return the median time of each part over several passes, averaged over all ranks.
 
-    model: only its first block is measured; all are alike. sequences: of one microbatch.
+    model: only its first block is measured, because all are alike. sequences: of one microbatch.
     """
     shape, device = setup.shape, model.cos_sr.device
     tokens_bs = torch.arange(sequences * shape.sequence, device=device).reshape(sequences, -1) % shape.vocabulary
@@ -103,9 +103,9 @@ def make_trainer(
 ) -> PipelineTrainer:
     """Build this rank's stages, in the pipeline along the mesh's axis `stage`, and their trainer.
 
-    prepare: changes each stage in place before it has an optimizer, for example divides it among the ranks of other
+    prepare: changes each stage in place before it has an optimizer, for example to divide it among the ranks of other
     axes.
-    positions: length of the residual stream that a rank hands on, where other axes divide it; None: the whole sequence.
+    positions: length of the residual stream that a rank passes on, if other axes divide it; None: the whole sequence.
     after_backward: called with the stages when their gradients are complete.
     clip, scaler: as in `Trainer`; by default those that agree over the axis `stage`.
     """

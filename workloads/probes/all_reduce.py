@@ -30,10 +30,10 @@ NOTHING: Mapping[int, Tensor] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedTraffic:
-    """What one rank counted, as payload without headers.
+    """The traffic of one rank, as payload without headers.
 
     rounds: all rounds, including those in which it had no message.
-    peak_bytes: the most that it sent, or received, in one round.
+    peak_bytes: the most bytes that it sent, or received, in one round.
     """
 
     rounds: int = 0
@@ -47,7 +47,7 @@ class MessageRounds:
     All ranks of the group must go through the same rounds, and both ends must name each message. Tensors are contiguous
     and on the group's device. Rank numbers are those within the group.
 
-    On NCCL the group must have run a collective of all its ranks before, because a round may leave ranks out, and a
+    On NCCL the group must first have run a collective of all its ranks, because a round may leave ranks out, and each
     rank must have set its current device.
     """
 
@@ -61,12 +61,12 @@ class MessageRounds:
         """Run one round: send tensors to ranks, and receive tensors from ranks in place.
 
         On the host it returns when everything is sent and received; on a GPU the current stream waits. An empty tensor
-        is not sent: both ends know that it is empty. Without messages only the round is counted.
+        is not sent: both ends know that it is empty. Without messages, only the round counts.
         """
         sent = {peer: tensor for peer, tensor in send.items() if tensor.numel()}
         received = {peer: tensor for peer, tensor in receive.items() if tensor.numel()}
         # Post all messages together: a rank that waits for its send before it receives may wait for ever. Post receives
-        # first: otherwise gloo lets ranks that send to each other do so in turn, at down to half the link's speed.
+        # first: otherwise gloo lets ranks that send to each other do so in turn, at as little as half the link's speed.
         messages = [
             dist.P2POp(dist.irecv, tensor, group=self._group, group_peer=peer) for peer, tensor in received.items()
         ]
@@ -85,12 +85,12 @@ class MessageRounds:
 
 # The textbook all-reduce algorithms: every rank holds a vector, and in the end every rank holds the sum of all.
 #
-# Each algorithm adds in place, in rounds of messages, and is written from the view of one rank.
-# `workloads.probes.cost_model` has its rounds and bytes. After each algorithm all ranks hold the same bits, whatever
-# the numbers are; the remarks below on the order of additions say why.
+# Each algorithm adds in place, in rounds of messages, and is written for one rank. `workloads.probes.cost_model` has
+# its rounds and bytes. After each algorithm all ranks hold the same bits, whatever the numbers are; the remarks below
+# on the order of additions say why.
 #
 # vector: one dimension, contiguous, of the same size on all ranks.
-# scratch: space for what is received and not yet added, of the vector's type; see `scratch_elements` of the spec.
+# scratch: space for received elements that are not added yet, of the vector's type; see `scratch_elements` of the spec.
 # Source: Thakur, Rabenseifner and Gropp 2005, Optimization of collective communication operations in MPICH; Patarasuk
 # and Yuan 2009, Bandwidth optimal all-reduce algorithms.
 
@@ -112,11 +112,11 @@ def all_reduce(algorithm: Algorithm, vector: Tensor, scratch: Tensor, wire: Mess
 def sequential(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Pass a partial sum from the first rank to the last, then the result back.
 
-    Only the last rank has the whole sum, added in the order of the ranks; all others copy it.
+    Only the last rank computes the whole sum, in the order of the ranks; all others copy it.
     """
     rank, last = wire.rank, wire.ranks - 1
     received = scratch[: len(vector)]
-    # reduce: each rank adds its own to the partial sum, and passes it on
+    # reduce: each rank adds its own vector to the partial sum, and passes it on
     for sender in range(last):
         if rank == sender:
             wire.exchange(send={sender + 1: vector})
@@ -159,8 +159,7 @@ def ring(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
 def all_to_all(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Send the whole vector to all other ranks, and add up the vectors of all.
 
-    Every rank adds in the order of the ranks, its own vector in its place: otherwise their sums would differ in
-    rounding.
+    Every rank adds in the order of the ranks, including its own vector: otherwise their sums would differ in rounding.
     """
     peers = [peer for peer in range(wire.ranks) if peer != wire.rank]
     received = dict(zip(peers, _rows(scratch, len(peers), len(vector)), strict=True))
@@ -192,7 +191,7 @@ def recursive_halving(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> N
     """
     halvings = []
     part = vector
-    # reduce-scatter by recursive halving: each rank of a pair gives half of its part away, and sums the half that it
+    # reduce-scatter by recursive halving: each rank of a pair sends half of its part away, and sums the half that it
     # keeps
     for distance in reversed(_distances(wire.ranks)):
         partner = wire.rank ^ distance
@@ -203,7 +202,7 @@ def recursive_halving(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> N
         own_half += received
         halvings.append((partner, own_half, other_half))
         part = own_half
-    # all-gather by recursive doubling: the same way back, each half now complete
+    # all-gather by recursive doubling: the same way back, with each half complete
     for partner, own_half, other_half in reversed(halvings):
         wire.exchange(send={partner: own_half}, receive={partner: other_half})
 
@@ -283,7 +282,7 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
 
 
 def _sum(algorithm: Contestant, vector: Tensor, scratch: Tensor, group: dist.ProcessGroup) -> CountedTraffic | None:
-    """Run one call, and return what it sent where that can be counted."""
+    """Run one call, and return its traffic if that can be counted."""
     if algorithm == "library":
         dist.all_reduce(vector, group=group)
         return None

@@ -3,8 +3,8 @@
 `pairs` measures each pair of neighbours on a ring, many pairs at a time and no rank in two at once. Each pair sends
 both ways at the same time: a slow link shows in one pair, a slow node in both of its pairs.
 
-`collectives` differs from nccl-tests: all_reduce, broadcast and reduce run in place only, where it measures both ways;
-timed calls move zeros and reuse the same buffers, where it advances through a larger one.
+`collectives` differs from nccl-tests: all_reduce, broadcast and reduce run only in place, while nccl-tests measures
+both ways; timed calls move zeros and reuse the same buffers, while nccl-tests advances through a larger one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workloads.probes.spec import chosen_collectives, counted_sizes, pair_bytes,
 from workloads.protocols import ProbeSetup, Record, Stopwatch
 from workloads.spec import ELEMENT_BYTES
 
-# Known input values, different on each rank and at each position, and a count of wrong results.
+# Known input values, different on each rank and at each position, and the count of wrong results.
 #
 # Values are whole numbers up to 256, and so are their sums, which every precision holds exactly in any order of
 # addition.
@@ -39,7 +39,7 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
 def fill(collective: Collective, buffers: Buffers, rank: int, ranks: int) -> None:
-    """Write the rank's input, and overwrite its result buffer so that no expected value is there yet."""
+    """Write the rank's input, and overwrite its result buffer so that it has no expected value yet."""
     buffers.take.fill_(_NOT_GIVEN)
     if collective == "broadcast" and rank != ROOT:
         return
@@ -86,7 +86,7 @@ def _sum(positions: Tensor, ranks: int) -> Tensor:
 
 
 def _addend(rank: int, positions: Tensor, ranks: int) -> Tensor:
-    """Return addends from 1 to 4: never 0, so that a missing one shows.
+    """Return addends from 1 to 4: never 0, so that a missing addend shows.
 
     On more than 64 ranks, at most 64 of them contribute at each position, and the others add 0.
     """
@@ -149,7 +149,7 @@ def _measure(
 def check(
     collective: Collective, call: Callable[[], _Result], buffers: Buffers, *, rank: int, ranks: int, text: str
 ) -> _Result:
-    """Call again, with known values, and return the result. text: the call in words.
+    """Call again with known values, and return the result. text: the call in words.
 
     Raises:
         RuntimeError: the rank's result is wrong.
@@ -158,21 +158,21 @@ def check(
     result = call()
     if wrong := count_wrong(collective, buffers, rank, ranks):
         raise RuntimeError(
-            f"{text} gave rank {rank} {wrong} of {len(buffers.take)} elements wrongly;"
-            " trust no result of these ranks before the cause is found"
+            f"{text}: {wrong} of {len(buffers.take)} elements are wrong on rank {rank};"
+            " trust no result of these ranks until the cause is known"
         )
     return result
 
 
 _VALUES = 251
-"""The values sent repeat after so many, a prime, so that a block that was put elsewhere shows."""
+"""Number of different sent values, a prime, so that a misplaced block shows."""
 
 
 def probe_pairs(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwatch) -> None:
-    """Time an exchange of each pair, check what came, and record it on both of its ranks.
+    """Time an exchange of each pair, check the received values, and record the time on both ranks.
 
     Raises:
-        RuntimeError: what came is not what the peer sent.
+        RuntimeError: the received values differ from those that the peer sent.
     """
     group = mesh.get_group("data")
     rank, size = group.rank(), pair_bytes(setup)
@@ -190,17 +190,17 @@ def probe_pairs(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: 
         if not torch.equal(take, _sent_by(peer, len(give), setup)):
             raise RuntimeError(
                 f"rank {rank} did not get what rank {peer} sent in {size} bytes;"
-                " trust no result of these two before the cause is found"
+                " trust no result of these two until the cause is known"
             )
         take.fill_(-1)
         record({"pair_s": elapsed}, pair=f"{pair[0]}-{pair[1]}", size=str(size))
 
 
 def _sent_by(rank: int, elements: int, setup: ProbeSetup) -> Tensor:
-    """Return what a rank sends: whole numbers that every precision holds."""
+    """Return the values that a rank sends: whole numbers that every precision holds."""
     numbers = torch.arange(elements, device=setup.device).add_(rank).remainder_(_VALUES)
     return numbers.to(DTYPES[setup.precision])
 
 
 def _nothing() -> None:
-    """A rank without a peer in this round waits."""
+    """Do nothing: a rank without a peer in this round waits."""

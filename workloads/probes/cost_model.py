@@ -1,10 +1,10 @@
 """Cost models of the probes: textbook all-reduce algorithms, FLOPs of a matrix product, bytes of a copy.
 
-All-reduce: n ranks each hold a vector of S bytes and want the sum of all. A step is one round, in which messages travel
+All-reduce: n ranks each hold a vector of S bytes and need the sum of all. A step is one round, in which messages travel
 at once:
     sequential: a partial sum travels 0 -> 1 -> ... -> n - 1, then the result travels back; 2 (n - 1) steps of S.
-    ring: n chunks go round, summed in n - 1 steps and handed on in n - 1; each rank sends one chunk a step. The chunks
-        are those of torch.tensor_split: the first (count mod n) have one element more than the others.
+    ring: n chunks go round, summed in n - 1 steps and copied in n - 1; each rank sends one chunk a step. The chunks are
+        those of torch.tensor_split: the first (count mod n) have one element more than the others.
     all_to_all: each rank sends its whole vector to all others; 1 step.
     recursive_doubling: pairs exchange all that they have summed, S, at distances 1, 2, ..., n / 2; log2 n steps.
     recursive_halving: a reduce-scatter at distances n / 2, ..., 2, 1, then an all-gather at distances 1, 2, ..., n / 2.
@@ -31,10 +31,10 @@ ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 class Cost:
     """Cost of one all-reduce.
 
-    peak_node_bytes: the most that one rank sends, or receives, in one step.
+    peak_node_bytes: the most bytes that one rank sends, or receives, in one step.
     total_bytes: sent by all ranks in all steps.
-    critical_bytes: the most that one rank sends, or receives, in each step, summed over the steps; this determines
-    time.
+    critical_bytes: the most bytes that one rank sends, or receives, in each step, summed over the steps; this
+    determines the time.
     """
 
     steps: int
@@ -63,7 +63,7 @@ ORDERS: dict[Algorithm, CostOrder] = {
 
 
 def refusal(algorithm: Algorithm, ranks: int) -> str | None:
-    """Return why the algorithm cannot run on this many ranks, and on how many it can; None where it can."""
+    """Return why the algorithm cannot run on this many ranks, and on how many it can; None if it can run."""
     if ranks < 1:
         return f"ranks is {ranks}; it must be 1 or more"
     if algorithm in ("recursive_doubling", "recursive_halving") and ranks & (ranks - 1):
@@ -82,7 +82,7 @@ def cost(algorithm: Algorithm, ranks: int, element_count: int, element_bytes: in
         raise ValueError(reason)
     if element_count < 0 or element_bytes < 1:
         raise ValueError(
-            f"a vector of {element_count} elements of {element_bytes} bytes is none; give 0 elements or more,"
+            f"a vector cannot have {element_count} elements of {element_bytes} bytes; give 0 elements or more,"
             " of 1 byte or more"
         )
     if ranks == 1:
@@ -94,7 +94,7 @@ def cost(algorithm: Algorithm, ranks: int, element_count: int, element_bytes: in
         case "sequential":
             busiest, vectors = [element_count] * (2 * (ranks - 1)), 2 * (ranks - 1)
         case "ring":
-            # All chunks travel in every step, each from another rank; the first chunk is the largest.
+            # All chunks travel in every step, each from a different rank; the first chunk is the largest.
             busiest, vectors = [-(-element_count // ranks)] * (2 * (ranks - 1)), 2 * (ranks - 1)
         case "all_to_all":
             busiest, vectors = [(ranks - 1) * element_count], ranks * (ranks - 1)

@@ -1,6 +1,6 @@
 """Probes `copies` and `matmul`: copies within memory and over the bus, and matrix products, on all ranks at once.
 
-Ranks that share a memory or a bus share its bandwidth, so several ranks show what is left for each.
+Ranks that share a memory or a bus share its bandwidth, so several ranks show what each of them gets.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _timed(setup: ProbeSetup, kind: CopyKind, stopwatch: Stopwatch) -> Elapsed:
     elements, dtype = size_bytes(setup) // ELEMENT_BYTES[setup.precision], DTYPES[setup.precision]
     generator = torch.Generator(setup.device).manual_seed(setup.seed)
     random = partial(torch.rand, elements, generator=generator, dtype=dtype, device=setup.device)
-    # NaN touches every page: the first touch of a page is slow, and not part of a copy.
+    # NaN touches every page: the first touch of a page is slow and not part of a copy.
     unwritten = partial(torch.full, (elements,), torch.nan, dtype=dtype, device=setup.device)
     copy: Callable[[], object]
     is_right: Callable[[], bool]
@@ -78,7 +78,7 @@ def _timed(setup: ProbeSetup, kind: CopyKind, stopwatch: Stopwatch) -> Elapsed:
     if not is_right():
         raise RuntimeError(
             f"{kind} of {size_bytes(setup)} bytes is wrong: what was written differs from what was read;"
-            " run it again, and have the node's memory examined if it stays so"
+            " run it again, and have the node's memory examined if this happens again"
         )
     return elapsed
 
@@ -105,9 +105,9 @@ def _sampled(buffer: Tensor) -> Tensor:
 # Dimensions: m, n, k as in an (m, k) times a (k, n) matrix; r, c sampled rows and columns.
 
 WARM_UP_S = 2.0
-"""Two polling intervals of the node's collectors, so that one poll reads clock and power while the device is warm."""
+"""Two polling intervals of the node's collectors, so that one poll reads clock and power on a warm device."""
 WARMED_SIZE = 4096
-"""Products from this size on fill a GPU, whose power limit sets the clock only after a while; a few calls end before.
+"""Products from this size on fill a GPU, whose power limit sets the clock only after a while; a few calls end sooner.
 """
 SAMPLED_ROWS = 8
 SAMPLED_COLUMNS = 64
@@ -132,7 +132,7 @@ def check_product(a_mk: Tensor, b_kn: Tensor, product_mn: Tensor) -> None:
     """Compare a sample of the product's elements with the same elements computed in fp64.
 
     The result is rounded once to its own type, and a sum of k products in fp32 drifts by the square root of k. The
-    limit is four times both together, which TF32 exceeds by far where fp32 is meant.
+    limit is four times both together, which TF32 exceeds by far in place of fp32.
     Source: Higham and Mary 2019, A new approach to probabilistic rounding error analysis.
 
     Raises:

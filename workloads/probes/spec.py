@@ -33,7 +33,7 @@ from workloads.spec import (
 
 
 class ProbeSpec(StrategySpec):
-    """Base of the specs of probes, which have no model: what describes training is empty."""
+    """Base of the specs of probes, which have no model: all that describes training is empty."""
 
     kind = "probe"
     version = 1
@@ -50,7 +50,7 @@ def _names(setup: Setup, option: str) -> list[str]:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """Return, as part of a message, the known name that is most alike; nothing where none is."""
+    """Return, as part of a message, the most similar known name; empty if none is similar."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     return f'did you mean "{near[0]}"? ' if near else ""
 
@@ -63,7 +63,7 @@ def _limit_refusals(least_bytes: int, most_bytes: int) -> list[str]:
 
 
 def _broken_elements(size_bytes: int, precision: Precision) -> list[str]:
-    """Return why option size_bytes is no whole number of elements, and which one would be."""
+    """Return why option size_bytes is not a whole number of elements, and a value that is."""
     element_bytes = ELEMENT_BYTES[precision]
     if size_bytes % element_bytes == 0:
         return []
@@ -78,12 +78,12 @@ def _broken_elements(size_bytes: int, precision: Precision) -> list[str]:
 
 LARGEST_ALL_REDUCE_BYTES: Mapping[Backend, int] = {"gloo": 4 * 2**20, "nccl": 256 * 2**20}
 FACTORS: Mapping[Backend, int] = {"gloo": 16, "nccl": 4}
-"""Defaults. The largest vector is 256 MiB on NCCL because one algorithm needs room for the vectors of all other ranks,
-which 1 GiB would not leave on many."""
+"""Defaults. The largest vector is 256 MiB on NCCL because one algorithm needs room for the vectors of all other ranks;
+with 1 GiB, many ranks would not have it."""
 
 
 def chosen_algorithms(setup: Setup) -> list[Algorithm]:
-    """Return the textbook algorithms that the case asks for, each once and in the order of `ALGORITHMS`.
+    """Return the textbook algorithms of the case, each once and in the order of `ALGORITHMS`.
 
     "all" means those that can run on the case's ranks.
     """
@@ -99,7 +99,7 @@ def vector_sizes(setup: Setup) -> tuple[int, ...]:
 
 
 def scratch_elements(algorithm: Algorithm, ranks: int, element_count: int) -> int:
-    """Return the elements that a rank needs room for besides its vector, which has `element_count`."""
+    """Return the elements that a rank needs room for, in addition to its vector of `element_count`."""
     match algorithm:
         case "sequential" | "recursive_doubling":
             return element_count
@@ -207,7 +207,7 @@ LARGEST_COLLECTIVES_BYTES: Mapping[Backend, int] = {"gloo": 16 * 2**20, "nccl": 
 
 
 def chosen_collectives(setup: Setup) -> list[Collective]:
-    """Return the collectives that the case asks for, each once; "all" means those that can run on the case's ranks."""
+    """Return the collectives of the case, each once; "all" means those that can run on the case's ranks."""
     names = _names(setup, "collectives")
     if names == ["all"]:
         return [collective for collective in COLLECTIVES if setup.ranks >= _least_ranks(collective)]
@@ -215,7 +215,7 @@ def chosen_collectives(setup: Setup) -> list[Collective]:
 
 
 def counted_sizes(setup: Setup, collective: Collective) -> list[Counts]:
-    """Return what each call of the sweep moves, ascending."""
+    """Return the counts of each call of the sweep, ascending."""
     sizes = sweep(int(setup.options["min_bytes"]), _collectives_largest(setup), int(setup.options["factor"]))
     return [counts(collective, size_bytes, setup.ranks, ELEMENT_BYTES[setup.precision]) for size_bytes in sizes]
 
@@ -298,7 +298,7 @@ class CollectivesSpec(ProbeSpec):
         return sum(len(counted_sizes(setup, collective)) for collective in chosen_collectives(setup))
 
     def working_bytes(self, setup: Setup, rank: int) -> int:
-        """Return both buffers of the collective that needs most, and the check; not the library's own memory."""
+        """Return both buffers of the collective that needs most, and the check, without the library's own memory."""
         elements = [
             held_elements(collective, counts, rank)
             for collective in chosen_collectives(setup)
@@ -315,7 +315,7 @@ KINDS: Mapping[Device, tuple[CopyKind, ...]] = {
 }
 
 SIZE_BYTES: Mapping[Device, int] = {"cpu": 256 << 20, "cuda": 1 << 30}
-"""Defaults. STREAM asks for at least four times the last cache: enough for 64 MiB on a CPU, 256 MiB on a GPU."""
+"""Defaults. STREAM requires at least four times the last cache: enough for 64 MiB on a CPU, 256 MiB on a GPU."""
 
 
 def size_bytes(setup: Setup) -> int:
@@ -344,7 +344,7 @@ class CopiesSpec(ProbeSpec):
         return len(KINDS[setup.device])
 
     def working_bytes(self, setup: Setup, rank: int) -> int:
-        """Return the buffers of one kind, as each kind frees its own: three for a triad, two for all others."""
+        """Return the buffers of one kind, because each kind frees its own: three for a triad, two for all others."""
         return max(2, *(BUFFERS_TOUCHED[kind] for kind in KINDS[setup.device])) * size_bytes(setup)
 
 
@@ -413,10 +413,10 @@ def pair_bytes(setup: Setup) -> int:
 
 
 def rounds(ranks: int, stride: int) -> list[list[Pair]]:
-    """Return the pairs of a ring, those that are measured at the same time together; no rank is in two of them.
+    """Return the pairs of a ring, grouped by round; no rank is in two pairs of a round.
 
-    stride: ranks that lie so far apart are neighbours, so that with as many as a node has ranks each pair is of two
-    nodes. Example: 4 ranks and stride 1 give [[(0, 1), (2, 3)], [(1, 2), (0, 3)]].
+    stride: distance of ranks that are neighbours; if it is the number of ranks of a node, each pair spans two nodes.
+    Example: 4 ranks and stride 1 give [[(0, 1), (2, 3)], [(1, 2), (0, 3)]].
     """
     places = ranks // stride
     edges = [(place, place + 1) for place in range(places - 1)] + ([(0, places - 1)] if places > 2 else [])
@@ -444,7 +444,7 @@ class PairsSpec(ProbeSpec):
             name="stride",
             default=1,
             minimum=1,
-            help="ranks so far apart are neighbours; as many as a node has ranks: each pair spans two nodes",
+            help="distance between neighbouring ranks; with the number of ranks per node, each pair spans two nodes",
         ),
     )
     needs = Needs(minimum_ranks=2)
@@ -466,10 +466,10 @@ class PairsSpec(ProbeSpec):
         return True
 
     def measurements(self, setup: Setup) -> int:
-        """Return the pairs that each rank is in."""
+        """Return the number of pairs that each rank is in."""
         return 1 if setup.ranks // int(setup.options["stride"]) == 2 else 2
 
     def working_bytes(self, setup: Setup, rank: int) -> int:
-        """Return what is sent and what comes, and for the check its expected values, which are made as int64."""
+        """Return the sent and received values, and for the check the expected values, which are made as int64."""
         elements = pair_bytes(setup) // ELEMENT_BYTES[setup.precision]
         return 3 * pair_bytes(setup) + INDEX_BYTES * elements

@@ -1,6 +1,6 @@
 """Cost model of tensor parallelism as in Megatron: activations, peak, traffic and states of a rank.
 
-All but the peak are exact to the byte.
+All except the peak are exact to the byte.
 All ranks pass the same sequences through the model. Products are divided evenly: by heads, by the MLP's inner width and
 by the vocabulary; the embedding by the residual stream's width. Norms are whole on each rank. See
 `workloads.tensor_parallel.strategy`.
@@ -28,7 +28,7 @@ class ShardedMicrobatch(Microbatch):
     """Tensors of one microbatch on one rank, in bytes.
 
     shape: of the model, but with the rank's part of vocabulary and mlp_width; `shard_microbatch` makes it.
-    The inputs of products are whole on each rank, even where the stream is divided: torch keeps what it has gathered.
+    The inputs of products are whole on each rank, even if the stream is divided: torch keeps the gathered tensors.
     """
 
     ranks: int
@@ -117,8 +117,8 @@ def shard_microbatch(
 def tensor_parallel_peak(microbatch: ShardedMicrobatch, *, states: States, backwards: Sequence[Backward]) -> Prediction:
     """Predict the live bytes at the peak of a step; see `workloads.cost_models.peak_memory.step_peak`.
 
-    Right within 4 % where the MLP is at least twice as wide as the residual stream. Not counted: buffers that
-    collectives fill while their inputs still live, and a few numbers per token.
+    Right within 4 % if the MLP is at least twice as wide as the residual stream. Not counted: buffers that collectives
+    fill while their inputs still live, and a few numbers per token.
     """
     peak = step_peak(microbatch, states=states, backwards=backwards)
     if not microbatch.is_loss_sharded:
@@ -142,16 +142,16 @@ NUMBER_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorTraffic:
-    """What a rank passes to collectives in one step.
+    """Bytes that a rank passes to collectives in one step.
 
     sequences: of one microbatch.
-    product_bytes: size of an element that a product reads or returns. stream_element_bytes: of the residual stream's.
+    product_bytes: of an element that a product reads or returns. stream_element_bytes: of the residual stream's.
     is_stream_sharded: the residual stream is divided by positions. is_loss_sharded: the logits stay divided.
-    is_recomputed: backward runs the blocks' forward again, of every so many blocks, except their last collective, whose
-    result nothing needs.
+    is_recomputed: in the last of every `recomputed_every` blocks, backward runs forward again, except the last
+    collective, whose result nothing needs.
     numbers: single numbers that the ranks agree on in an update: the norm for clipping, fp16's overflow.
-    has_all_to_all: the embedding's columns are exchanged for positions by all_to_all. torch 2.11 to 2.13 has none for
-    it on the CPU, where each rank gathers all columns and keeps its positions.
+    has_all_to_all: the embedding's columns are exchanged for positions by all_to_all. torch 2.11 to 2.13 does not do
+    this on the CPU, where each rank gathers all columns and keeps its positions.
     """
 
     shape: Shape
@@ -175,7 +175,7 @@ class TensorTraffic:
         return (*self.embedding(), *self.blocks(self.shape.layers), *self.head(), *self.update())
 
     def embedding(self) -> Iterator[Transfer]:
-        """Yield the gathering of the stream's columns; for a divided stream, their exchange for positions and back."""
+        """Yield the gather of the stream's columns; for a divided stream, their exchange for positions and back."""
         stream_bytes = self.stream_element_bytes * self._stream_elements
         if not self.is_stream_sharded:
             yield self._transfer("all_gather", stream_bytes)
@@ -212,7 +212,7 @@ class TensorTraffic:
             yield self._transfer("all_gather", self.product_bytes * self._positions * self.shape.vocabulary)
 
     def update(self) -> Iterator[Transfer]:
-        """Yield what happens once a step: gradients of norms that saw only a rank's positions, and single numbers."""
+        """Yield the transfers of an update: gradients of norms that saw only a rank's positions, and single numbers."""
         if self.is_stream_sharded:
             norms_bytes = FULL_BYTES * (2 * self.shape.layers + 1) * self.shape.width
             yield Transfer(collective="all_reduce", axis=AXIS, payload_bytes=norms_bytes)

@@ -36,7 +36,7 @@ from workloads.tensor_parallel.cost_model import (
     tensor_parallel_states,
 )
 
-# Shared with `three_d`: the option that also divides the stream, and the refusals of a division.
+# Shared with `three_d`: the option that also divides the stream, and refusals.
 
 SEQUENCE_PARALLEL = Option(
     name="sequence_parallel",
@@ -47,9 +47,9 @@ SEQUENCE_PARALLEL = Option(
 
 
 def divisibility_refusals(setup: Setup, *, ranks: int, option: str | None = None) -> Iterator[str]:
-    """Yield why these ranks cannot divide the model's products equally, with numbers that could.
+    """Yield why these ranks cannot divide the model's products equally, with numbers of ranks that could.
 
-    option: the option that sets their number, where it is not all ranks.
+    option: the option that sets their number, if it is not all ranks.
     """
     shape = setup.shape
     sharded = {
@@ -64,8 +64,8 @@ def divisibility_refusals(setup: Setup, *, ranks: int, option: str | None = None
     if uneven:
         most = gcd(*sharded.values())
         fitting = [str(count) for count in range(1, most + 1) if most % count == 0]
-        # Megatron copies kv heads where there are more ranks. DTensor's plan divides a weight or keeps it whole: of
-        # copies on some ranks of an axis it would neither sum the gradients nor know the norm.
+        # Megatron copies kv heads if there are more ranks. DTensor's plan divides a weight or keeps it whole: for
+        # copies on some ranks of an axis, it would neither sum the gradients nor know the norm.
         single = "; no kv head is copied to a second rank" if ranks > shape.kv_heads else ""
         sharing, fit = (f"{ranks} ranks", "ranks would fit") if option is None else (f"{option} {ranks}", "would fit")
         yield (
@@ -128,7 +128,7 @@ SHARDED_HEAD = "ranks share the head's vocabulary and would gather each chunk's 
 
 
 def divided_weights(ranks: int) -> Mapping[Weights, str]:
-    """Return the values of the option `weights` that so many tensor ranks refuse, each with the reason."""
+    """Return the values of the option `weights` that this many tensor ranks refuse, each with the reason."""
     return {"bf16": NO_MASTER, "fp8": DIVIDED_ROWS} if ranks > 1 else {"bf16": NO_MASTER}
 
 

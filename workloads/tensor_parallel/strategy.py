@@ -4,8 +4,8 @@ The first products of a block's halves are divided by columns and the last by ro
 collective in forward and one in backward: attention has the rank's share of the heads, the MLP its share of the inner
 width. The head is divided by the vocabulary. So is Megatron's embedding, whose weight is also the head's; here the
 embedding has its own weight and is divided by columns, which are gathered at half the cost of a sum. Norms are whole on
-each rank. Outside of products all tensors are plain, and the same on each rank; or, where the residual stream is
-divided by positions, they hold the rank's share of the sequence.
+each rank. Outside of products all tensors are plain, and the same on each rank; if the residual stream is divided by
+positions, they hold the rank's share of the sequence.
 Source: Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, Reducing Activation Recomputation in Large
 Transformer Models, section 4.2.
 """
@@ -46,14 +46,14 @@ BY_COLUMN = Shard(-1)
 def parallelize(setup: Setup, module: nn.Module, mesh: DeviceMesh) -> None:
     """Divide the module's part of the model, in place, over the mesh's axis `tensor`.
 
-    module: the whole model or a stage, equal on all ranks of the axis. Divided are its blocks at any depth, and its
-    children `embedding` and `head` where it has them. No weight changes its name.
+    module: the whole model or a stage, equal on all ranks of the axis. This divides its blocks at any depth, and its
+    children `embedding` and `head` if it has them. No weight changes its name.
     """
     if mesh["tensor"].size() == 1:
         return
     axis = mesh["tensor"]
     stream = BY_POSITION if setup.options["sequence_parallel"] else WHOLE
-    # three_d has neither option: its stages gather the logits, and cut no product into pieces.
+    # three_d has neither option: its stages gather the logits and cut no product into pieces.
     is_loss_sharded, is_async = (bool(setup.options.get(name, False)) for name in ("loss_parallel", "async_tp"))
     for block in [part for part in module.modules() if isinstance(part, Block)]:
         _apply(_block_plan(stream), block, axis)
@@ -81,14 +81,14 @@ def parallelize(setup: Setup, module: nn.Module, mesh: DeviceMesh) -> None:
 def norm_weights(module: nn.Module) -> list[nn.Parameter]:
     """Return the weights that are whole on each rank.
 
-    Where the stream is divided by positions, backward leaves only the part of their gradients that comes from the
-    rank's own positions.
+    If the stream is divided by positions, backward leaves only the part of their gradients that comes from the rank's
+    own positions.
     """
     return [part.weight for part in module.modules() if isinstance(part, nn.RMSNorm)]
 
 
 def _block_plan(stream: Placement) -> dict[str, ParallelStyle]:
-    """Return how a block is divided. stream: how the residual stream lies on the ranks."""
+    """Return how a block is divided. stream: placement of the residual stream on the ranks."""
     # The input is gathered once for all products that read it; their gradients are summed first, then reduced once.
     return {
         "attention": PrepareModuleInput(input_layouts=(stream, None, None), desired_input_layouts=(WHOLE, None, None)),
@@ -104,7 +104,7 @@ def _block_plan(stream: Placement) -> dict[str, ParallelStyle]:
 
 
 def _apply(plan: dict[str, ParallelStyle], module: nn.Module, axis: DeviceMesh) -> None:
-    # Weights have no values yet, so that there is nothing to transfer.
+    # Weights have no values yet, so there is nothing to transfer.
     parallelize_module(module, axis, plan, src_data_rank=None)
 
 
@@ -124,14 +124,14 @@ def _overlap_products(axis: DeviceMesh) -> None:
 
     torch._inductor.config._micro_pipeline_tp = True
     with warnings.catch_warnings():
-        # torch calls this function unnecessary, but up to 2.14 the compiler touches only collectives of groups that
-        # were enabled by it. Since 2.15 it asks the GPU instead.
+        # torch calls this function unnecessary, but up to 2.14 the compiler changes only collectives of groups that it
+        # enabled. Since 2.15 it asks the GPU instead.
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(axis.get_group().group_name)
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build the model divided over the axis `tensor`, or the plain trainer where the axis has one rank."""
+    """Build the model divided over the axis `tensor`, or the plain trainer if the axis has one rank."""
     if mesh["tensor"].size() == 1:
         return Trainer(setup, make_model(setup), phase)
     return TensorTrainer(setup, mesh, phase)
@@ -166,6 +166,6 @@ class TensorTrainer(Trainer):
         return loss.to_local()
 
     def _sum_norm_gradients(self) -> None:
-        """Sum the norms' gradients over the ranks, where each rank has seen only its own positions."""
+        """Sum the norms' gradients over the ranks if each rank has seen only its own positions."""
         if self._is_sequence_sharded:
             add_up(norm_weights(self.model), self._group)

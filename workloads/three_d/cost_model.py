@@ -58,9 +58,9 @@ class MeshStages:
 
     counts: blocks of each stage.
     traffic: of the whole model over the axis `tensor`; its ranks are those of the axis.
-    bucket_bytes: size of the buckets in which replicas average gradients; None where FSDP2 divides what a stage holds.
+    bucket_bytes: size of the buckets in which replicas average gradients; None if FSDP2 divides what a stage holds.
     gathered_bytes, reduced_bytes: bytes of an element of weights and of gradients in FSDP2's transfers.
-    numbers: single numbers that ranks of an axis agree on in an update, where they hold different gradients.
+    numbers: single numbers that ranks of an axis agree on in an update, if they hold different gradients.
     """
 
     shape: Shape
@@ -90,7 +90,7 @@ class MeshStages:
         return tuple(weight for units in by_stage for unit in units for weight in unit)
 
     def states(self, rank: int) -> States:
-        """Return what a rank holds between steps."""
+        """Return a rank's states between steps."""
         data, pipeline_rank = divmod(rank // self.traffic.ranks, self.pipeline.ranks)
         if self.bucket_bytes is not None:
             return _replicated_states(self, pipeline_rank)
@@ -104,21 +104,21 @@ class MeshStages:
         )
 
     def kept_gathered_bytes(self, rank: int) -> int:
-        """Return the whole weights of a rank's stages, which FSDP2 gathers once a step and keeps."""
+        """Return the bytes of a rank's whole weights, which FSDP2 gathers once a step and keeps."""
         if self.bucket_bytes is not None:
             return 0
         pipeline_rank = rank // self.traffic.ranks % self.pipeline.ranks
         return self.gathered_bytes * elements(self.weights(pipeline_rank))
 
     def unreduced_bytes(self, rank: int) -> int:
-        """Return the whole gradients of a rank's stages, which FSDP2 reduces only in the last microbatch."""
+        """Return the bytes of a rank's whole gradients, which FSDP2 reduces only in the last microbatch."""
         if self.bucket_bytes is not None or self.pipeline.microbatches == 1:
             return 0
         pipeline_rank = rank // self.traffic.ranks % self.pipeline.ranks
         return ELEMENT_BYTES * elements(self.weights(pipeline_rank))
 
     def transfers(self) -> tuple[Transfer, ...]:
-        """Return, for each axis and collective, the transfers of the rank that passes most to it."""
+        """Return, for each axis and collective, the transfers of the rank that transfers most by it."""
         ranks = range(self.pipeline.ranks)
         return (
             *boundary_transfers(self.pipeline, numbers=self.numbers),
@@ -127,12 +127,12 @@ class MeshStages:
         )
 
     def stage_transfers(self, stage: int) -> StageTransfers:
-        """Return the collectives within a stage's actions: of its products, and of weights that FSDP2 divides."""
+        """Return the collectives within a stage's actions: those of its products, and of weights that FSDP2 divides."""
         gathers, reductions = self._sharded_stage(stage)
         return StageTransfers(each=tuple(self._products(stage)), first=gathers, last=reductions)
 
     def update_transfers(self) -> tuple[Transfer, ...]:
-        """Return the collectives after all actions of the rank that passes most: averages, and numbers agreed on."""
+        """Return the collectives after all actions of the rank that transfers most: averages and agreed numbers."""
         ranks = range(self.pipeline.ranks)
         return (
             *boundary_agreements(self.pipeline, numbers=self.numbers),
@@ -209,7 +209,7 @@ class MeshStages:
             yield Transfer(collective="all_reduce", axis=axis, payload_bytes=size_bytes, calls=self.numbers)
 
 
-# What a plan of thousands of ranks asks of each: equal for all ranks of a pipeline rank.
+# Values that a plan of thousands of ranks needs for each rank; they are equal for all ranks of a pipeline rank.
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """Spec of `three_d`: replicas of a pipeline whose stages are divided by tensors, on one device mesh.
 
 Placement follows the interconnect. Ranks of the axis `tensor` communicate in every block and are neighbours; stages
-hand on one tensor per microbatch; replicas communicate once a step, and are farthest apart.
+pass on one tensor per microbatch; replicas communicate once a step and are farthest apart.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ SCHEDULE = Option(
 GATHERED_STAGES = 3
 """Number of stages per rank whose weights torch's schedules keep gathered at a time."""
 LISTED_RANKS = 16
-"""For a larger mesh the notes show the rule in place of each rank's coordinates."""
+"""For a larger mesh, the notes show the rule in place of each rank's coordinates."""
 
 
 def replica_ranks(setup: Setup) -> int:
@@ -125,7 +125,7 @@ def _sharding_refusals(setup: Setup, schedule: ScheduleName, *, data_ranks: int)
 
 
 def _places(axes: Mapping[str, int]) -> str:
-    """Return a note on which ranks are where in the mesh."""
+    """Return a note on the places of ranks in the mesh."""
     mesh = " x ".join(f"{name} {size}" for name, size in axes.items())
     if axes["data"] * axes["stage"] * axes["tensor"] > LISTED_RANKS:
         number = f"(replica x {axes['stage']} + pipeline rank) x {axes['tensor']} + tensor rank"
@@ -183,7 +183,7 @@ class ThreeDSpec(PipelineSpec):
 
     def pipeline(self, setup: Setup) -> Pipeline:
         pipeline = super().pipeline(setup)
-        # Sequence parallelism divides the residual stream, and so what a stage hands on.
+        # Sequence parallelism divides the residual stream, and so the tensors between stages.
         stream_ranks = int(setup.options[TENSOR_RANKS.name]) if setup.options[SEQUENCE_PARALLEL.name] else 1
         return replace(pipeline, boundary_bytes=pipeline.boundary_bytes // stream_ranks)
 
@@ -200,7 +200,7 @@ class ThreeDSpec(PipelineSpec):
             fitting = nearest_multiples(setup.ranks, replica)
             return [
                 f"pipeline_ranks {options[PIPELINE_RANKS.name]} x tensor_ranks {options[TENSOR_RANKS.name]} make"
-                f" replicas of {replica} ranks, of which {setup.ranks} ranks is no multiple; --ranks {fitting}"
+                f" replicas of {replica} ranks, which do not divide {setup.ranks} ranks; --ranks {fitting}"
                 " would fit"
             ]
         axes, schedule = self.mesh(setup), self.schedule(setup)
@@ -316,14 +316,14 @@ class ThreeDSpec(PipelineSpec):
         is_sharded = costs.bucket_bytes is None
         model = replace(
             cuda_model(setup, axes["data"], is_gathered=is_sharded),
-            gradient_bytes=FULL_BYTES,  # Also where gathered weights are in bf16: gradients add up in fp32.
+            gradient_bytes=FULL_BYTES,  # Even if gathered weights are in bf16: gradients add up in fp32.
             tensor_ranks=axes["tensor"],
             is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]) and axes["tensor"] > 1,
         )
         peaks = []
         for rank in range(pipeline.ranks):
             states = costs.states(rank * axes["tensor"])
-            # Replicas copy all gradients into buckets, and wait for these together.
+            # Replicas copy all gradients into buckets, and wait for all buckets together.
             copied = states.gradients_bytes if axes["data"] > 1 and not is_sharded else 0
             peaks.append(
                 pipeline_cuda_peak(

@@ -2,7 +2,7 @@
 
 Each stage's products are divided over the axis `tensor`. Over the axis `data`, replicas average their gradients when
 the schedule is done, or FSDP2 divides what the stage holds: weights are gathered in the first forward of a step and
-kept until its last backward, since otherwise each microbatch would gather them again.
+kept until its last backward, because otherwise each microbatch would gather them again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workloads.three_d.spec import ThreeDSpec, replica_ranks
 def average_gradients(weights: Iterable[nn.Parameter], group: dist.ProcessGroup, *, bucket_bytes: int) -> None:
     """Replace each gradient by its mean over the group's ranks, in buckets; a rank averages the part that it holds.
 
-    While one bucket is being sent the next is filled.
+    While one bucket is being sent, the next is filled.
 
     Raises:
         RuntimeError: a weight has no gradient.
@@ -54,7 +54,7 @@ def average_gradients(weights: Iterable[nn.Parameter], group: dist.ProcessGroup,
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build this rank's stages, divided over `tensor` and, for FSDP2, over `data`; `stage` has torch's schedule."""
+    """Build this rank's stages, divided over `tensor` and, with FSDP2, `data`; torch's schedule runs on `stage`."""
     tensor_ranks, is_stream_sharded = mesh["tensor"].size(), bool(setup.options["sequence_parallel"])
     is_sharded = setup.options["data_axis"] == "fsdp" and mesh["data"].size() > 1
     # Groups of the axes whose ranks hold different gradients at the end of the step.

@@ -56,7 +56,7 @@ LINES = (
     Line(
         f"choose three_d --shape 8b {_ON} --option pipeline_ranks=3 --option tensor_ranks=1",
         2,
-        "make replicas of 3 ranks, of which 8 ranks is no multiple; --ranks 6 or 9 would fit",
+        "make replicas of 3 ranks, which do not divide 8 ranks; --ranks 6 or 9 would fit",
     ),
     Line(f"choose ddp fsdp --shape 8b {_ON} --batch 7", 2, "batch 7 cannot be shared equally by 8 data ranks"),
     Line(f"choose ddp --shape 8b {_ON} --batch 0", 2, "batch is 0"),

@@ -1,4 +1,4 @@
-/* What nvml.c needs of NVIDIA's nvml.h, declared by ourselves, since that header need not be installed.
+/* The parts of NVIDIA's nvml.h that nvml.c needs, declared here because that header may not be installed.
 
 test_declarations.py compiles nvml.c against NVIDIA's own header, and compares sizes, offsets and numbers. */
 #pragma once
@@ -26,7 +26,7 @@ typedef enum {
     NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn_t;
 
-/* Enumerations that are only passed on: of the size of an int, as in the header. */
+/* Enumerations that are only passed on; they have the size of an int, as in the header. */
 typedef unsigned nvmlEnableState_t, nvmlTemperatureSensors_t, nvmlClockType_t, nvmlGpuTopologyLevel_t;
 typedef unsigned nvmlGpuP2PStatus_t, nvmlGpuP2PCapsIndex_t, nvmlMemoryErrorType_t, nvmlEccCounterType_t;
 typedef unsigned nvmlValueType_t, nvmlAffinityScope_t;

@@ -18,25 +18,25 @@ NEWEST = 580
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeNode:
-    """A node of fake GPUs for processes. library: the folder of libnvidia-ml.so.1. scene_file: what it answers."""
+    """A node of fake GPUs for processes. library: the folder of libnvidia-ml.so.1. scene_file: its answers."""
 
     library: Path
     scene_file: Path
 
     def show(self, scene: Scene) -> None:
-        """Make the library answer by this scene from now on, in processes that run too."""
+        """Make the library answer by this scene from now on, also in running processes."""
         new = self.scene_file.with_suffix(".new")
         new.write_text(as_text(scene), encoding="utf-8", errors="surrogateescape")
         new.replace(self.scene_file)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Return this process's environment with the library in it, and `more`; CUDA_VISIBLE_DEVICES is left out."""
+        """Return this process's environment with the library and `more`, without CUDA_VISIBLE_DEVICES."""
         own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         return {**own, "LD_LIBRARY_PATH": str(self.library), "NVML_SCENE": str(self.scene_file), **more}
 
 
 def build(folder: Path, *, driver: int = NEWEST) -> Path:
-    """Build the library of a driver into the folder, and return the folder; skips the test where no compiler is."""
+    """Build the library of a driver into the folder, and return the folder; skips the test without a compiler."""
     if (compiler := shutil.which("cc")) is None:
         absent_server("cc is not installed")
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def build(folder: Path, *, driver: int = NEWEST) -> Path:
 
 
 def fake_node(folder: Path, library: Path, scene: Scene) -> FakeNode:
-    """Return a node in the folder that begins with this scene. library: a folder that `build` filled."""
+    """Return a node in the folder, with this scene at first. library: a folder that `build` filled."""
     folder.mkdir(parents=True, exist_ok=True)
     node = FakeNode(library=library, scene_file=folder / "scene.txt")
     node.show(scene)

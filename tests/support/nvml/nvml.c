@@ -1,13 +1,12 @@
-/* A libnvidia-ml.so.1 whose every answer stands in a file, the scene, which scenes.py describes and writes.
+/* A libnvidia-ml.so.1 that reads every answer from a file, the scene, which scenes.py describes and writes.
 
 A line of the scene is QUESTION=ANSWER or GPU.QUESTION=ANSWER, where QUESTION is the function's name after "nvmlDeviceGet"
-or "nvml", with ".N" for a number that was asked with: "3.ClockInfo.1=1980". An answer is a text, a number, BASE+RATE
-(a counter that grows by RATE a second) or !CODE (a refusal, by NVML's number). What has no line is not supported.
-A GPU's "All" is asked first by every question, and "Late_s" is how long each answer takes.
+or "nvml", with ".N" for a number in the call: "3.ClockInfo.1=1980". An answer is a text, a number, BASE+RATE (a counter
+that grows by RATE a second) or !CODE (a refusal, by NVML's number). A question without a line is not supported.
+Every question first reads the GPU's "All", and "Late_s" is the delay of each answer in seconds.
 The file is read again when it is replaced, so that a scene can change while programs run.
 
-Built with -DDRIVER=N it lacks the functions that drivers older than N do not have. Source of those numbers: NVML's change
-log. */
+Built with -DDRIVER=N, it lacks the functions that came after driver N. Source of those numbers: NVML's change log. */
 #define _GNU_SOURCE
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #ifdef NVIDIAS_HEADER
@@ -32,7 +31,7 @@ static nvmlDevice_t device_of(long gpu, long place) { return (nvmlDevice_t)(gpu 
 static int gpu_of(nvmlDevice_t device) { return (int)(((long)device - 1) % MOST_GPUS); }
 static int place_of(nvmlDevice_t device) { return (int)(((long)device - 1) / MOST_GPUS) - 1; }
 
-/* The answer's text. An instance answers only what stands under its own name, "0.Mig.1.UUID". */
+/* The answer's text. An instance reads only lines with its own name, "0.Mig.1.UUID". */
 static nvmlReturn_t answer_of(nvmlDevice_t device, const char *question, long number, char *into) {
     char names[4][128] = {0};
     if (users == 0) return NVML_ERROR_UNINITIALIZED;
@@ -315,7 +314,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *into) {
     unsigned long long reserved;
     REACH(device);
     nvmlReturn_t code = ask_memory(device, &into->total, &reserved, &into->free);
-    if (code == NVML_SUCCESS) into->used = into->total - into->free; /* The reserved memory included. */
+    if (code == NVML_SUCCESS) into->used = into->total - into->free; /* Includes the reserved memory. */
     return code;
 }
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *into) {
@@ -326,7 +325,7 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
     return code;
 }
 
-/* Fields, by number; one that is asked of a link or of all has ".LINK" or ".all". */
+/* Fields, by number, with ".LINK" for a link or ".all" for all links. */
 
 static nvmlReturn_t ask_field(nvmlDevice_t device, nvmlFieldValue_t *field) {
     char question[64];
@@ -351,7 +350,7 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
     return NVML_SUCCESS;
 }
 
-/* Processes: "PID:BYTES,PID:" where the driver does not tell the bytes; shares of the SMs: "PID:PERCENT". */
+/* Processes: "PID:BYTES", or "PID:" if the driver does not report the bytes; shares of the SMs: "PID:PERCENT". */
 
 typedef struct { unsigned pid; unsigned long long number; } Pair;
 enum { MOST_PAIRS = 128 };
@@ -390,7 +389,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(
     return code;
 }
 
-/* Events: "KIND:DATA" or "KIND:DATA:GPU_INSTANCE:COMPUTE_INSTANCE", each delivered once to a set that was there before. */
+/* Events: "KIND:DATA" or "KIND:DATA:GPU_INSTANCE:COMPUTE_INSTANCE", each delivered once to a set that existed before. */
 
 typedef struct { nvmlDevice_t device; int passed; } Events;
 static int event_at(nvmlDevice_t device, int wanted, nvmlEventData_t *into) {
@@ -435,7 +434,7 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *into, unsi
     }
 }
 
-/* Functions that came with a driver. */
+/* Functions that came with later drivers. */
 
 #if DRIVER >= 510
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *into) {
@@ -509,7 +508,7 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigne
     return ask(device, "CurrentClocksEventReasons", -1, into);
 }
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info) {
-    nvmlGpuFabricInfo_v2_t *into = (nvmlGpuFabricInfo_v2_t *)info; /* The third version begins as the second. */
+    nvmlGpuFabricInfo_v2_t *into = (nvmlGpuFabricInfo_v2_t *)info; /* The third version begins like the second. */
     unsigned state = 0;
     REACH(device);
     if (into->version != nvmlGpuFabricInfo_v2 && into->version != nvmlGpuFabricInfo_v3)

@@ -1,4 +1,4 @@
-"""Scenes: what the fake NVML answers, as data. nvml.c has the form of a line; numbers are in NVML's own units."""
+"""Scenes: the fake NVML's answers, as data. nvml.c describes the form of a line; numbers are in NVML's own units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 Answers: TypeAlias = dict[str, "str | int | float"]
 Scene: TypeAlias = Mapping[str, "str | int | float"]
-"""Answers by question; "3.PowerUsage" is GPU 3's own answer, "PowerUsage" that of all others."""
+"""Answers by question; "3.PowerUsage" is GPU 3's own answer, and "PowerUsage" that of all others."""
 
 MIB, GIB = 1 << 20, 1 << 30
 LOST, FORBIDDEN, UNSUPPORTED, MISMATCH = "!15", "!4", "!3", "!18"
@@ -19,7 +19,7 @@ POWER_CAP, SOFTWARE_THERMAL, HARDWARE_THERMAL = 0x4, 0x20, 0x40
 
 
 def as_text(scene: Scene) -> str:
-    """Return the scene as its file has it."""
+    """Return the text of the scene's file."""
     return "".join(f"{question}={answer}\n" for question, answer in scene.items())
 
 
@@ -48,7 +48,7 @@ _GPU: Answers = {
     "PersistenceMode": 1,
     "MigMode": 0,
     "MaxMigDeviceCount": 7,
-    "NumaNodeId": UNSUPPORTED,  # Of a GPU that is a NUMA node itself, as GB200's memory.
+    "NumaNodeId": UNSUPPORTED,  # Only for a GPU that is itself a NUMA node, as with GB200's memory.
     "MaxPcieLinkGeneration": 5,
     "MaxPcieLinkWidth": 16,
     "CurrPcieLinkGeneration": 5,
@@ -180,7 +180,7 @@ RTX: Scene = {
 
 
 def node_of(*models: Scene) -> Answers:
-    """Return a node of these GPUs, of which the first half are at one socket and the others at another."""
+    """Return a node of these GPUs; the first half are at one socket, and the others at another."""
     gpus, common = len(models), models[0]
     scene: Answers = {**_NODE, "Count": gpus, **common}
     for gpu, model in enumerate(models):
@@ -202,7 +202,7 @@ def node_of(*models: Scene) -> Answers:
 
 
 def split_by_mig(gpu: int, *, instances: int = 7) -> Answers:
-    """Return the answers of a GPU that MIG splits into so many instances of 1g.10gb."""
+    """Return the answers of a GPU that MIG splits into this many instances of 1g.10gb."""
     scene: Answers = {f"{gpu}.MigMode": 1, f"{gpu}.UtilizationRates": UNSUPPORTED}
     scene |= {f"{gpu}.UtilizationRates.{place}": UNSUPPORTED for place in range(2)}
     scene |= {f"{gpu}.ComputeRunningProcesses": FORBIDDEN, f"{gpu}.ProcessUtilization": UNSUPPORTED}

@@ -1,4 +1,4 @@
-"""The fake NVML's declarations are NVIDIA's own: checked by its header nvml.h, of the package nvidia-nvml-dev."""
+"""Compares the fake NVML's declarations with NVIDIA's header nvml.h, of the package nvidia-nvml-dev."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_ranks_that_divide_no_heads_are_refused_with_those_that_do() -> None:
     (reason,) = UlyssesSpec().refusals(setup(8, HEADS))
     assert reason == (
         "heads 12 and kv_heads 6 cannot be shared equally by 8 ranks; --ranks 1, 2, 3 or 6 would fit these heads, and"
-        " ring_attention shards none"
+        " ring_attention shards no heads"
     )
 
 
@@ -42,7 +42,7 @@ def test_more_ranks_than_key_and_value_heads_are_refused() -> None:
     (reason,) = UlyssesSpec().refusals(setup(4))
     assert reason == (
         "kv_heads 2 cannot be shared equally by 4 ranks; --ranks 1 or 2 would fit these heads, and ring_attention"
-        " shards none"
+        " shards no heads"
     )
 
 

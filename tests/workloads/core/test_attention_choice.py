@@ -82,7 +82,7 @@ def test_the_ring_attends_by_another_kernel_where_torchs_gives_no_log_sum_exp_an
     assert isinstance(chosen.kernel, CudaEfficient)
     assert chosen.notes == (
         "attention runs torch's kernel efficient; other strategies run math, which returns no log-sum-exp: efficiency"
-        " against them compares kernels too",
+        " against them also compares kernels",
     )
 
 
@@ -127,8 +127,8 @@ def test_a_named_kernel_that_the_gpu_has_not_is_told() -> None:
         ("cudnn", "attention runs torch's kernel cudnn; torch's choice on this GPU"),
         (
             "math",
-            "attention runs torch's kernel math; torch's choice on this GPU; ring_attention has no such kernel, and"
-            " is compared with another",
+            "attention runs torch's kernel math; torch's choice on this GPU; ring_attention cannot use this kernel,"
+            " and is compared with another",
         ),
     ],
 )

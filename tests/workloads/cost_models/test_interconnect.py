@@ -251,7 +251,7 @@ def test_each_call_of_a_transfer_pays_its_latency() -> None:
 
 def test_a_transfer_over_an_axis_that_the_mesh_has_not_is_refused() -> None:
     transfers = [Transfer(collective="send", axis="pipe", payload_bytes=1)]
-    with pytest.raises(ValueError, match="over axis 'pipe', which the mesh has not; its axes are data, tensor"):
+    with pytest.raises(ValueError, match="over axis 'pipe', which the mesh does not have; its axes are data, tensor"):
         traffic_times_s(transfers, {"data": 2, "tensor": 2}, CLUSTER, "nccl")
 
 

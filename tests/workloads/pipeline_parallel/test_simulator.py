@@ -127,7 +127,7 @@ def test_an_order_that_waits_for_itself_is_refused() -> None:
 
 def test_an_action_that_is_there_twice_is_refused() -> None:
     twice = Action(kind="forward", stage=0, microbatch=3)
-    with pytest.raises(ValueError, match="forward of microbatch 3 on stage 0 is there twice, on rank 0 and on rank 1"):
+    with pytest.raises(ValueError, match="forward of microbatch 3 on stage 0 occurs twice, on rank 0 and on rank 1"):
         simulate([[twice], [twice]], equal_stages(1))
 
 

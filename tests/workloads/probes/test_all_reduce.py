@@ -141,6 +141,6 @@ def test_a_timed_call_makes_no_tensor(on_ranks: OnRanks) -> None:
 def test_a_wrong_result_is_said_with_its_size_rank_and_extent(on_ranks: OnRanks) -> None:
     with pytest.raises(
         RuntimeError,
-        match=r"^all_reduce by recursive_doubling of 36 bytes gave rank 1 9 of 9 elements wrongly;",
+        match=r"^all_reduce by recursive_doubling of 36 bytes: 9 of 9 elements are wrong on rank 1;",
     ):
         on_ranks(2, run_meddled_with, setup(2, algorithms="recursive_doubling"))

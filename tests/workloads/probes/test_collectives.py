@@ -56,7 +56,7 @@ def test_a_call_that_does_nothing_is_seen(collective: Collective) -> None:
     counted = counts(collective, 1024, 2, 4)
     buffers = allocate(collective, counted, rank, dtype=torch.float32, device="cpu")
     elements = len(buffers.take)
-    message = rf"^{collective} of 1024 bytes gave rank {rank} \d+ of {elements} elements wrongly; trust no result"
+    message = rf"^{collective} of 1024 bytes: \d+ of {elements} elements are wrong on rank {rank}; trust no result"
     with pytest.raises(RuntimeError, match=message):
         check(collective, lambda: None, buffers, rank=rank, ranks=2, text=f"{collective} of 1024 bytes")
 
@@ -73,5 +73,5 @@ def run_probe_beside_zeros(setup: SmallProbe) -> None:
 
 def test_a_wrong_result_ends_the_probe(on_ranks: OnRanks) -> None:
     options: dict[str, OptionValue] = {"collectives": "all_reduce", "min_bytes": 1024, "max_bytes": 1024}
-    with pytest.raises(RuntimeError, match=r"^all_reduce of 1024 bytes gave rank 0 256 of 256 elements wrongly"):
+    with pytest.raises(RuntimeError, match=r"^all_reduce of 1024 bytes: 256 of 256 elements are wrong on rank 0"):
         on_ranks(2, run_probe_beside_zeros, small_probe(CollectivesSpec(), options, ranks=2))

@@ -21,7 +21,7 @@ def _refusals(ranks: int = 8, **options: OptionValue) -> list[str]:
 def test_ranks_that_replicas_cannot_share_are_refused(ranks: int, fitting: str) -> None:
     (reason,) = _refusals(ranks)
     assert reason == (
-        f"pipeline_ranks 2 x tensor_ranks 2 make replicas of 4 ranks, of which {ranks} ranks is no multiple;"
+        f"pipeline_ranks 2 x tensor_ranks 2 make replicas of 4 ranks, which do not divide {ranks} ranks;"
         f" --ranks {fitting} would fit"
     )
 

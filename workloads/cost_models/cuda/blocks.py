@@ -1,4 +1,4 @@
-"""What a block's forward and backward make and free on CUDA, tensor by tensor, in the order in which torch does it.
+"""Tensors that a block's forward and backward make and free on CUDA, in torch's order.
 
 Follows `workloads.core.transformer` through autograd: an operator's result lives until Python drops it or, where its
 backward reads it, until that backward has run. Attention is torch's flash kernel, in fp32 the memory-efficient one, or
@@ -19,20 +19,20 @@ from workloads.cost_models.cuda.tape import STILL, Stretch, Tape, in_turn
 from workloads.cost_models.memory import FULL_BYTES, Checkpoint
 
 Gradients = Literal["new", "added"]
-"""What becomes of a weight's gradient: it is the first one and stays, or is added to one that lives elsewhere."""
+"""new: a weight's gradient is its first, and stays. added: it is added to a gradient that lives elsewhere."""
 
 _Run = Literal["kept", "dropped", "selective", "again", "again_selective"]
 """How a block's forward runs. kept: all that backward reads stays. dropped, selective: under checkpointing. again,
-again_selective: in backward, which keeps all and stops before the last product."""
+again_selective: repeated in backward, which keeps everything and stops before the last product."""
 
 
 _OF_PRODUCTS = ("scaled q", "scaled k", "kept v", "shares")
-"""What attention by plain products leaves for backward."""
+"""Tensors that attention by plain products leaves for backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What happens around the halves of a block, in forward or in backward, for example gathering their weights."""
+    """Stretches around the halves of a block, in forward or in backward, for example gathering their weights."""
 
     before_attention: Stretch = STILL
     after_attention: Stretch = STILL
@@ -54,7 +54,7 @@ class CudaBlocks(CudaSizes):
         return _forward(self, self.checkpoint_of(block), around)
 
     def run_block(self, run: _Run, around: Around = NOTHING) -> Stretch:
-        """Return a block's forward, also when backward runs it again."""
+        """Return a block's forward, as forward runs it or as backward repeats it."""
         tape, width, is_again = Tape(), self.shape.width, run in ("again", "again_selective")
         kept = run == "kept" or is_again
         # Attention.
@@ -132,7 +132,7 @@ class CudaBlocks(CudaSizes):
         """Run attention as products in fp32, for which queries, keys and values are copied, and keys and values of
         groups repeated.
 
-        Backward reads what is left, and not the queries and keys that it was made of.
+        Backward reads what is left, not the queries and keys that this was made from.
         Source: torch 2.12, aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
         """
         query, key, scores = self._whole_query, self._whole_key, self._scores_bytes
@@ -164,7 +164,7 @@ class CudaBlocks(CudaSizes):
 
     @property
     def _copies_values(self) -> bool:
-        """Whether attention's backward reads copies of the values, and not what the product has made."""
+        """Whether attention's backward reads copies of the values, not the product's own result."""
         is_copied = self.is_math and (self._has_groups or self.product_bytes != FULL_BYTES)
         return self.is_efficient or is_copied
 
@@ -189,7 +189,7 @@ class CudaBlocks(CudaSizes):
         tape.free(f"scales {place}", *((f"gathered {place}",) if self._has_gathered_input else ()))
 
     def _multiply(self, tape: Tape, name: str, place: str | None, weights: int, size_bytes: int, run: _Run) -> None:
-        """Multiply by a weight. place: of the norm whose output is read."""
+        """Multiply by a weight. place: the norm whose output is read."""
         casts_own = place is not None and self.is_cast and not self._has_gathered_input
         if casts_own:
             tape.make(f"cast {name}", self.product(self.shape.width))
@@ -227,7 +227,7 @@ class CudaBlocks(CudaSizes):
         return _backward(self, self.checkpoint_of(block), gradients, around)
 
     def differentiate_block(self, checkpoint: Checkpoint, gradients: Gradients, around: Around = NOTHING) -> Stretch:
-        """Return the backward of a block that is checkpointed so."""
+        """Return the backward of a block with this checkpointing."""
         tape, width = Tape(), self.shape.width
         stored = _forward(self, checkpoint, NOTHING).net.activations - self.stream
         stored -= self.cached_bytes_of(checkpoint)
@@ -240,7 +240,7 @@ class CudaBlocks(CudaSizes):
         if checkpoint != "none":
             again: _Run = "again" if checkpoint == "full" else "again_selective"
             tape.play(self.run_block(again, Around(before_attention=around.before_attention)))
-        if checkpoint == "selective":  # Stored results that forward has read again, and backward does not read.
+        if checkpoint == "selective":  # Stored results that the repeated forward has read, and backward does not read.
             key = self.product(self._kv_width)
             tape.change(-self.product(self._query_width) - (2 if self.is_efficient else 1) * key - product)
         # MLP: the last product, then the product of gate and up, then these two.
@@ -274,7 +274,7 @@ class CudaBlocks(CudaSizes):
         tape.play(around.after_attention)
         self._norm_backward(tape, freed=self.stream + self._shared_bytes)
         left = tape.stretch().net.activations + stored + self.stream
-        # What the lines above do not count one by one: scales, log-sum-exps, and rounding of these.
+        # The rest, which the lines above do not count one by one: scales, log-sum-exps, and rounding of these.
         tape.change(-left)
         return tape.stretch()
 
@@ -286,7 +286,7 @@ class CudaBlocks(CudaSizes):
                 tape.make("whole", full, "temporary").free(f"d {name}")
             else:
                 tape.make("whole", 0, "temporary")
-            # Of two halves of the gradient, of a negation, and of what is added to a half; then both halves as one.
+            # Temporary: two halves of the gradient, a negation, and what is added to a half; then both halves joined.
             tape.brief(2 * full)
             tape.make("halves", full, "temporary")
             tape.free("whole")
@@ -310,12 +310,12 @@ class CudaBlocks(CudaSizes):
 
     @property
     def _read_bytes(self) -> int:
-        """What a product that reads a norm's output keeps for itself alone."""
+        """Bytes that a product that reads a norm's output keeps for itself alone."""
         return self.product(self.shape.width) if self.is_cast and not self._has_gathered_input else 0
 
     @property
     def _shared_bytes(self) -> int:
-        """What all products that read a norm's output share."""
+        """Bytes that all products that read a norm's output share."""
         if self._has_gathered_input:
             return self.product(self.shape.width)
         return 0 if self.is_cast else self.stream
@@ -356,7 +356,7 @@ class CudaBlocks(CudaSizes):
     def _to_stream(self, tape: Tape, name: str, *, is_first: bool) -> None:
         """Add the gradient of a product's input to that of the norm's output."""
         if self._has_gathered_input:
-            # DTensors are added out of place, and reduced over the ranks once, when all are there.
+            # DTensors are added out of place, and reduced over the ranks once all exist.
             size_bytes = self.product(self.shape.width)
             if is_first:
                 tape.relabel(f"d {name} input", "d normed")

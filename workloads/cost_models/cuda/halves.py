@@ -2,7 +2,7 @@
 
 The first half frees nothing that forward left: autograd retains the graph, and torch holds the gradient that reaches
 each weight's product or norm. The second half computes weight by weight in the model's order, frees what the product
-read, and at its end the rest.
+read, and frees the rest at its end.
 Not covered: products that ranks divide.
 Source: torch 2.12, torch/distributed/pipelining/_backward.py.
 """
@@ -59,15 +59,13 @@ class CudaHalves(CudaBlocks):
     def _hold_norm(self, tape: Tape, place: str) -> None:
         """Run a norm's backward; the gradient that reaches its weight is held.
 
-        Products that read no cast hold the gradient of the stream itself, to which the sum is then no addition in
-        place.
+        Products that read no cast hold the gradient of the stream itself, so the sum is not made in place.
         """
         tape.make("d stream", self.stream, "temporary").relabel("d normed", f"held norm {place}")
         tape.make(f"held stream {place}", 0 if self.is_cast else self.stream, "temporary").free("d stream")
 
     def weight_half(self, gradients: Gradients) -> Stretch:
-        """Return the second half of a block's backward; what remains of it is freed when the stage's last weight is
-        done."""
+        """Return the second half of a block's backward; the rest is freed when the stage's last weight is done."""
         tape, width = Tape(), self.shape.width
         inner, query, key = (self.product(size) for size in (self._mlp_width, self._query_width, self._kv_width))
         result = self.product(width) if self.is_cast else self.stream
@@ -87,7 +85,7 @@ class CudaHalves(CudaBlocks):
     def _differentiate_weight(self, tape: Tape, weights: int, gradients: Gradients, *, freed: int, held: int) -> None:
         """Compute a weight's gradient. freed: what the product has read. held: the gradient of its result.
 
-        A gradient that is added to another one lives until the next weight's is there.
+        A gradient that is added to another one lives until the next weight's exists.
         """
         self._weight_gradient(tape, weights, gradients, freed=freed + self.copy_bytes(weights))
         tape.change(-held, "temporary")

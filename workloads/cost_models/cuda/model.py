@@ -1,4 +1,4 @@
-"""What embedding, head and loss make and free on CUDA, and so all that one microbatch does on a rank."""
+"""Tensors that embedding, head and loss make and free on CUDA, to complete one microbatch on a rank."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class CudaModel(CudaHalves):
     def head_backward(self, gradients: Gradients, before_model: Stretch = STILL) -> Stretch:
         """Return the backward of loss, head and last norm, which ends with the gradient of the stream.
 
-        before_model: what happens when what the model returned has its gradient.
+        before_model: what happens when the model's result has its gradient.
         """
         tape, width, weights = Tape(), self.shape.width, self._own_vocabulary * self.shape.width
         stored = self.head().net.activations - self.head_copy_bytes
@@ -147,7 +147,7 @@ class CudaModel(CudaHalves):
 
     @property
     def loss_bytes(self) -> int:
-        """What the loss alone keeps: it is freed when the first half of the stage's backward is done."""
+        """Bytes that the loss alone keeps; they are freed when the first half of the stage's backward is done."""
         return FULL_BYTES * self.tokens * self.shape.vocabulary + self._targets_bytes
 
     def head_weight_half(self, gradients: Gradients) -> Stretch:
@@ -165,7 +165,7 @@ class CudaModel(CudaHalves):
         part = -(-self.tokens // self.loss_chunks)
         logits, whole = (size * part * shape.vocabulary for size in (self.product_bytes, FULL_BYTES))
         is_rounded = self.product_bytes != FULL_BYTES
-        # A copy that is made for each use has a gradient of its own; the others share that of the product's precision.
+        # A copy that is made for each use has a gradient of its own; the others share one in the product's precision.
         sum_bytes = (self.gradient_bytes if self.copies == "each" else self.product_bytes) * weights
         tape.make("sum", 0, "temporary")
         for chunk in range(self.loss_chunks):

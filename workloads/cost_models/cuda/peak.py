@@ -1,7 +1,7 @@
-"""Peak of allocated memory in one step on CUDA, of a rank that holds whole weights; and what no tensor accounts for.
+"""Peak of allocated memory in one step on CUDA, on a rank with whole weights; and memory that no tensor accounts for.
 
 The peak is that of torch's allocator, as `torch.cuda.max_memory_allocated` reads it: tensors, and the workspaces that
-torch allocates for cuBLAS. `unallocated_bytes` estimates what a GPU holds besides.
+torch allocates for cuBLAS. `unallocated_bytes` estimates what else a GPU holds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORKSPACE_BYTES = 2 * (32 << 20)
 """cuBLAS's workspaces, which torch allocates: on Hopper 32 MiB for forward's thread and as much for backward's.
 Source: torch 2.12, CUDABlas, getChosenWorkspaceSize."""
 
-# What the allocator does not count: assumed, not measured, and kept apart from the peak.
+# Memory that the allocator does not count: assumed, not measured, and separate from the peak.
 
 CONTEXT_BYTES = 750_000_000
 """CUDA's context with torch's kernels: 0.5 to 1 GB."""
@@ -28,7 +28,7 @@ FRAGMENTATION_RATIO = 0.03
 
 
 def unallocated_bytes(peak_bytes: int, *, communicators: int) -> int:
-    """Estimate what a rank holds on its GPU besides the allocator's peak: context, NCCL's buffers, fragmentation."""
+    """Estimate a rank's GPU memory beyond the allocator's peak: context, NCCL's buffers, fragmentation."""
     return CONTEXT_BYTES + communicators * COMMUNICATOR_BYTES + int(FRAGMENTATION_RATIO * peak_bytes)
 
 
@@ -45,8 +45,8 @@ def tokens_bytes(model: CudaModel, microbatches: int) -> int:
 def whole_pass(model: CudaModel, gradients: Gradients) -> Stretch:
     """Return forward and backward of one microbatch through a whole model.
 
-    A table that is also the head has one gradient: that of the head waits in autograd for the embedding's, which is
-    added in place, and only then is added to one that lives elsewhere.
+    A table that is also the head has one gradient: the head's waits in autograd for the embedding's, which is added in
+    place, and only then is the sum added to a gradient that lives elsewhere.
     """
     layers, is_tied = model.shape.layers, model.shape.is_tied
     waiting = model.gradient_bytes * model.shape.vocabulary * model.shape.width if is_tied else 0
@@ -101,8 +101,8 @@ def replicated_peak(
     """Predict the peak of a rank that holds whole weights and gradients.
 
     is_bucketed: DistributedDataParallel keeps the gradients in buckets; those that accumulate live next to them.
-    after_backward_bytes: what is made once all gradients are there, for example their copy that is averaged.
-    held_bytes, other_bytes: what else lives through the step, and between steps.
+    after_backward_bytes: made once all gradients exist, for example the copy of them that is averaged.
+    held_bytes, other_bytes: other tensors that live through the step, and between steps.
     """
     gradients_bytes = states.gradients_bytes if is_bucketed else 0
     first: Gradients = "added" if is_bucketed and microbatches == 1 else "new"

@@ -1,4 +1,4 @@
-"""Sizes of what a microbatch makes on a rank on CUDA, in bytes.
+"""Sizes of a microbatch's tensors on a rank on CUDA, in bytes.
 
 Under autocast each product casts its own input, and the casts of weights live until forward ends.
 """
@@ -12,15 +12,15 @@ from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, Checkpoint, is_
 from workloads.cost_models.shape import Shape
 
 Copies = Literal["none", "cached", "each"]
-"""Copies of weights that products compute with. none: products read the weights, or what was gathered of them. cached:
-autocast's, which live until forward ends. each: one for each use."""
+"""Copies of weights that products compute with. none: products read the weights, or gathered weights. cached:
+autocast's copies, which live until forward ends. each: a copy for each use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaSizes:
     """One microbatch through a rank's part of the model.
 
-    sequences, positions: of the microbatch; positions of a sequence that the rank holds.
+    sequences: in the microbatch. positions: of each sequence, as many as the rank holds.
     stream_bytes: of an element of the residual stream. product_bytes: of what products read and return.
     gradient_bytes: of an element of a weight's gradient as it stays.
     tensor_ranks: ranks that divide each product. is_stream_sharded: they also divide the stream, by positions.
@@ -63,7 +63,7 @@ class CudaSizes:
 
     @property
     def norm_scales(self) -> int:
-        """Bytes of what a norm keeps besides its input: a number in fp32 for each position."""
+        """Bytes that a norm keeps in addition to its input: a number in fp32 for each position."""
         return FULL_BYTES * self._own_tokens
 
     def product(self, width: int) -> int:
@@ -106,11 +106,11 @@ class CudaSizes:
         return self.tensor_ranks > 1 and (self.is_cast or self.is_stream_sharded)
 
     def copy_bytes(self, weights: int) -> int:
-        """Return the bytes of the copies of so many weights."""
+        """Return the bytes of the copies of this many weights."""
         return 0 if self.copies == "none" else HALF_BYTES * weights
 
     def cached_bytes(self, blocks: int) -> int:
-        """Return autocast's copies of the checkpointed blocks' weights, which live until forward ends."""
+        """Return the bytes of autocast's copies of the checkpointed blocks' weights, which live until forward ends."""
         if self.copies != "cached":
             return 0
         checkpointed = sum(self.checkpoint_of(block) != "none" for block in range(blocks))

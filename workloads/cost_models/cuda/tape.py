@@ -1,6 +1,6 @@
-"""What a stretch of a step makes and frees: its net change of live bytes, and its peak over where it began.
+"""Live bytes over a stretch of a step: the net change, and the peak above the start.
 
-Stretches follow each other and repeat, so that a step of many layers and microbatches costs no more to add up than one
+Stretches follow each other and repeat, so that adding up a step of many layers and microbatches costs no more than one
 of few. Knows neither models nor strategies.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
 Kind = Literal["parameters", "gradients", "activations", "temporary"]
-"""What a tensor counts as; see `workloads.cost_models.peak_memory.Prediction`. parameters: weights that are gathered
-or copied, besides those that a rank keeps."""
+"""What a tensor counts as; see `workloads.cost_models.peak_memory.Prediction`. parameters: weights that are gathered or
+copied, in addition to those that a rank keeps."""
 
 
 class LiveBytes(NamedTuple):  # A plan of a large cluster makes some 100,000.
@@ -29,7 +29,7 @@ class LiveBytes(NamedTuple):  # A plan of a large cluster makes some 100,000.
         return self.parameters + self.gradients + self.activations + self.temporary
 
     def plus(self, other: LiveBytes, times: int = 1) -> LiveBytes:
-        """Return the sum with so many times the other."""
+        """Return the sum of this and `times` times the other."""
         return LiveBytes(
             self.parameters + times * other.parameters,
             self.gradients + times * other.gradients,
@@ -43,7 +43,7 @@ NO_BYTES = LiveBytes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A part of a step. net: what lives more at its end than at its beginning. peak: the most in between.
+    """A part of a step. net: live bytes at its end minus those at its beginning. peak: the most in between.
 
     Both are relative to the beginning, so that no peak is below 0 in total.
     """
@@ -82,7 +82,7 @@ def in_turn(stretches: Iterable[Stretch]) -> Stretch:
 
 
 class Tape:
-    """Records a stretch tensor by tensor. Names are those of tensors; a tensor without bytes is not there."""
+    """Records a stretch tensor by tensor, by name. A tensor of 0 bytes does not exist in torch."""
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[Kind, int]] = {}
@@ -127,7 +127,7 @@ class Tape:
         return self.change(size_bytes, kind).change(-size_bytes, kind)
 
     def play(self, stretch: Stretch) -> Self:
-        """Let another stretch happen."""
+        """Append another stretch."""
         later_total = self._net_total + stretch.peak.total
         if later_total > self._peak_total:
             self._peak, self._peak_total = LiveBytes(**self._net).plus(stretch.peak), later_total

@@ -270,7 +270,7 @@ def test_a_machine_elsewhere_takes_rates_of_the_history_where_its_hardware_was_m
         ("predict ddp --on h100x8 --batch 7", "batch 7 cannot be shared equally by 8 data ranks; --batch 8 would fit"),
         (
             "predict three_d --on h100x8 --option tensor_ranks=3 --option pipeline_ranks=2",
-            "make replicas of 6 ranks, of which 8 ranks is no multiple; --ranks 6 or 12 would fit",
+            "make replicas of 6 ranks, which do not divide 8 ranks; --ranks 6 or 12 would fit",
         ),
         ("predict ddp --on nope", 'machine "nope" is unknown; --on takes a100-40x8,'),
     ],

@@ -45,7 +45,7 @@ def cut(path: Path) -> None:
 
 
 DAMAGES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
-    ("cut", lambda folder: cut(folder / "__1_0.distcp"), "rank 1's file __1_0.distcp is cut"),
+    ("cut", lambda folder: cut(folder / "__1_0.distcp"), "rank 1's file __1_0.distcp is truncated"),
     ("lost", lambda folder: (folder / "__1_0.distcp").unlink(), "rank 1's file __1_0.distcp is missing"),
     ("unfinished", lambda folder: (folder / METADATA).unlink(), ".metadata is missing: the save did not finish"),
     ("cut metadata", lambda folder: cut(folder / METADATA), ".metadata is damaged"),
@@ -120,13 +120,13 @@ def unpickled(value: object) -> object:
 
 
 def test_a_plan_can_run_no_code() -> None:
-    with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir is no part of a checkpoint's plan"):
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir is not part of a checkpoint's plan"):
         unpickled(Code())
 
 
 def test_of_attributes_only_members_of_enumerations_are_parts() -> None:
     assert unpickled(Attribute(WriteItemType, "TENSOR")) is WriteItemType.TENSOR
-    with pytest.raises(pickle.UnpicklingError, match="an attribute of what is no enumeration"):
+    with pytest.raises(pickle.UnpicklingError, match="only members of enumerations"):
         unpickled(Attribute(torch.Size, "mro"))
     with pytest.raises(KeyError, match="mro"):
         unpickled(Attribute(WriteItemType, "mro"))
