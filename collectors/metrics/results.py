@@ -1,10 +1,10 @@
-"""Metrics of a whole run, from its summary, each with an interval where there are enough trials."""
+"""Metrics of a whole run, from its summary, each with an interval if there are enough trials."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import RUN, metrics_in
 
-# Steps, memory and communication, by the run's summary.
+# Steps, memory and communication, from the run's summary.
 
 RUN_STEP_SECONDS = RUN.gauge(
     "observatory_run_step_seconds",
@@ -197,7 +197,7 @@ RUN_COMMUNICATION_SECONDS = RUN.gauge(
 )
 
 
-# Joined profiler windows of all ranks: who waits for whom, stragglers, and bandwidth without the waiting.
+# Joined profiler windows of all ranks: waiting times, stragglers, and bandwidth without the waiting.
 
 RUN_WAITING_RATIO = RUN.gauge(
     "observatory_run_waiting_ratio",
