@@ -87,7 +87,7 @@ class CollectiveTime:
 def time_of(
     matched: MatchedCollective, timelines: Mapping[int, Timeline], offset_ns: Mapping[int, int]
 ) -> CollectiveTime:
-    """Return the times of a collective. timelines: by rank, on their own clocks. offset_ns: by rank, to add to them."""
+    """Return the times of a collective. timelines: by rank, on their own clocks. offset_ns: by rank, to add."""
     spans = list(zip(matched.ranks, matched.rows, strict=True))
     arrival_ns = tuple(int(timelines[rank].start_ns[row]) + offset_ns[rank] for rank, row in spans)
     end_ns = tuple(int(timelines[rank].end_ns[row]) + offset_ns[rank] for rank, row in spans)
