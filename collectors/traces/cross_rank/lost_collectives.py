@@ -224,7 +224,7 @@ def _common_steps(
 
 
 def _in_order(anchors: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Remove anchors that cross another, and lone anchors between two with a common other shift."""
+    """Remove anchors that cross another, and lone anchors whose two neighbours share a different shift."""
     rising = anchors.copy()
     known = np.flatnonzero(rising != ABSENT)
     places = rising[known]

@@ -1,13 +1,13 @@
-/* The module collectors.traces.reading._scanner: a chunk of a trace in, its rows out as bytes.
+/* The module collectors.traces.reading._scanner, which turns a chunk of a trace into rows, as bytes.
  *
- * Written against Python's stable ABI, so that one build serves all versions from 3.11 on.
+ * It uses Python's stable ABI, so a single build works with all versions from 3.11 on.
  */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include "events.h"
 
-/* The texts of a tuple of strings; to be freed. They live as long as the tuple. */
+/* Returns the texts of a tuple of strings, which the caller must free. They are valid as long as the tuple. */
 static Slice *slices_of(PyObject *strings, size_t *count)
 {
     const Py_ssize_t length = PyTuple_Size(strings);
@@ -64,7 +64,7 @@ static PyObject *scan_chunk(PyObject *module, PyObject *arguments)
     Py_buffer chunk;
     Py_ssize_t phase_count;
     Scan scan = {0};
-    /* No format with #: built with the headers of Python 3.13, these are refused by the versions before it. */
+    /* No format with #: if built with the headers of Python 3.13, earlier versions refuse it. */
     if (!PyArg_ParseTuple(arguments, "y*O!O!U", &chunk, &PyTuple_Type, &kept, &PyTuple_Type, &not_kept, &phases))
         return NULL;
     const char *letters = PyUnicode_AsUTF8AndSize(phases, &phase_count);
