@@ -35,8 +35,7 @@ METRICS: tuple[Metric, ...] = (
 )
 
 SHOWN: tuple[Metric, ...] = tuple(form for metric in METRICS for form in metric.shown())
-"""The metrics of /metrics: one for each statistic of a run's figure, and for each label value that must not be summed.
-"""
+"""The metrics of /metrics: one for each statistic of a run's figure, and one for each value that must not be summed."""
 
 _SPLIT = {metric.name: metric for metric in METRICS if metric.splits}
 

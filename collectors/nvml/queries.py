@@ -184,8 +184,7 @@ class GpuProcess:
 
 
 def names_all_processes(proc: Path = Path("/proc")) -> bool:
-    """Return whether the driver lists all computing processes to this process; it does so only in the host's namespace.
-    """
+    """Return whether the driver lists all processes to this one, which it does only in the host's PID namespace."""
     try:
         return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
     except OSError:

@@ -67,8 +67,7 @@ class Breakdown:
 
 
 def breakdowns(timeline: Timeline) -> list[Breakdown]:
-    """Return the breakdown of each whole step, over its time on the device; steps are numbered among all marked steps.
-    """
+    """Return the breakdown of each whole step, over its time on the device; numbers count all marked steps."""
     marked = steps(timeline)
     return [breakdown for breakdown, step in zip(divide(timeline, marked), marked, strict=True) if step.part == "step"]
 

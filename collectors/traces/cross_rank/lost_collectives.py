@@ -193,8 +193,7 @@ def _anchors(reference: CollectiveSequence, other: CollectiveSequence, clocks: _
 
 
 def _by_ends(reference: CollectiveSequence, other: CollectiveSequence, clocks: _Clocks) -> NDArray[np.int64]:
-    """Return the place of each collective whose end matches one of the reference's; each must be nearest to the other.
-    """
+    """Return the place of each collective whose end and one of the reference's are nearest to each other and match."""
     ends_ns = other.end_ns - clocks.apart_ns
     place = _nearest(reference.end_ns, ends_ns)
     is_same = (

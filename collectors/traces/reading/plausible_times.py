@@ -267,7 +267,7 @@ def _outside(start_ns: Times, end_ns: Times, extent: Extent) -> Mask:
 
 
 def _is_far(raw: RawEvents, host: Extent | None, device: Extent | None) -> Mask:
-    """Return whether each event is hours from its side's bulk, or of the host's if all device starts are equal."""
+    """Return whether each event is hours from the bulk of its side, or of the host if all device starts are equal."""
     is_device, end_ns = _is_on_device(raw), raw.start_ns + raw.duration_ns
     is_far = np.zeros(end_ns.size, dtype=np.bool_)
     for chosen, extent in ((~is_device, host), (is_device, device)):
