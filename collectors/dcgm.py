@@ -246,7 +246,7 @@ def _listening(net: Path) -> Iterator[str]:
     for line in _lines(net / "unix"):
         path = line.split()[-1]
         if path.rpartition("/")[2] == _NAMES[0]:
-            yield f"{path} is listened at, as nv-hostengine does"
+            yield f"something listens at {path}, as nv-hostengine does"
             return
 
 

@@ -454,7 +454,7 @@ def read_regular(path: Path) -> bytes:
 def _not_regular(path: Path, mode: int) -> OSError:
     if stat.S_ISDIR(mode):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return NotRegular(errno.EINVAL, _OTHER_KINDS.get(stat.S_IFMT(mode), "Is no regular file"), str(path))
+    return NotRegular(errno.EINVAL, _OTHER_KINDS.get(stat.S_IFMT(mode), "Is not a regular file"), str(path))
 
 
 def in_words(error: BaseException) -> str:

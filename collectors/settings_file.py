@@ -90,13 +90,13 @@ def read_toml(data: bytes) -> dict[str, Any]:
 def _line_first(text: str) -> str:
     """Return Python's message with its line first, and in plain words for a duplicate table or key.
 
-    "Cannot declare ('case', 'ddp') twice (at line 9, column 10)" becomes "line 9: [case.ddp] is there twice; ...".
+    "Cannot declare ('case', 'ddp') twice (at line 9, column 10)" becomes "line 9: [case.ddp] is defined twice; ...".
     """
     where = _WHERE.fullmatch(text)
     what, line = (text, "") if where is None else (where[1], f"{where[2] or where[3]}: ")
     if (twice := _TWICE.fullmatch(what)) is not None:
         table = ".".join(re.findall(r"'([^']*)'", twice[1]))
-        return f"{line}[{table}] is there twice; rename one"
+        return f"{line}[{table}] is defined twice; rename one"
     if what == "Cannot overwrite a value":
         return f"{line}a key is given twice; give it once"
     return f"{line}{' '.join(what.split())}; this is not TOML"

@@ -66,7 +66,7 @@ def listen(host: str, port: int, *, backlog: int = BACKLOG) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             holder = holder_of(host, port)
             raise PortTaken(f"{where} is taken by {holder}", is_ours=holder == _OWN_PROGRAM) from None
-        raise CannotListen(f"{where} cannot be listened at: {error.strerror or error}") from None
+        raise CannotListen(f"cannot listen at {where}: {error.strerror or error}") from None
     except OverflowError:
         raise CannotListen(f"port {port} does not exist; use 0 to 65535") from None
 

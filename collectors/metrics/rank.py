@@ -139,7 +139,7 @@ CHECKPOINT_STALL_SECONDS = EACH_RANK.gauge(
 )
 CHECKPOINT_WRITE_SECONDS = EACH_RANK.gauge(
     "observatory_checkpoint_write_seconds",
-    "Time from the begin of a save until a rank knew that all ranks' files were on disk.",
+    "Time from the start of a save until a rank knew that all ranks' files were on disk.",
 )
 CHECKPOINT_BYTES = EACH_RANK.gauge(
     "observatory_checkpoint_bytes", "Bytes of the files that a rank wrote in one checkpoint."

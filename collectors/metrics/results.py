@@ -13,8 +13,9 @@ RUN_STEP_SECONDS = RUN.gauge(
 )
 RUN_STEP_PREDICTED_RATIO = RUN.gauge(
     "observatory_run_step_predicted_ratio",
-    "Step that the cost models predicted of a run before its first trial, divided by its measured median step: 1 is"
-    " right, below 1 the step took longer. Absent where the ceiling or a link had not been measured by then.",
+    "Step that the cost models predicted for a run before its first trial, divided by its measured median step: 1 means"
+    " a correct prediction, below 1 the step took longer. Absent if the ceiling or a link had not been measured by"
+    " then.",
 )
 RUN_MEAN_STEP_SECONDS = RUN.gauge(
     "observatory_run_mean_step_seconds",
@@ -133,7 +134,7 @@ RUN_CHECKPOINT_STALL_SECONDS = RUN.gauge(
 )
 RUN_CHECKPOINT_WRITE_SECONDS = RUN.gauge(
     "observatory_run_checkpoint_write_seconds",
-    "Time from the begin of a save until all ranks' files were flushed to disk: the median over a trial's saves, then"
+    "Time from the start of a save until all ranks' files were flushed to disk: the median over a trial's saves, then"
     " over trials.",
     better="lower",
 )

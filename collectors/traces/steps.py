@@ -190,7 +190,7 @@ NOTHING = "nothing ran in it"
 call of step() opens the next."""
 
 
-NO_TIME = "it has no time of its own: all of its work ran while the step before did"
+NO_TIME = "it has no time of its own: all of its work ran during the previous step"
 """Why a step of no length on the device is not whole."""
 
 

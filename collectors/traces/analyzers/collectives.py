@@ -220,6 +220,6 @@ def _why_absent(figures: Sequence[CollectiveFigures]) -> Iterator[str]:
         yield "size and bandwidths are absent where the traces lack the number of elements or their dtype"
     if rooted := sorted({figure.collective for figure in figures} & ROOTED):
         yield (
-            f"bandwidths of {', '.join(rooted)} are absent: data of a rooted collective moves before the last rank has"
-            " come, from when on it would be counted"
+            f"bandwidths of {', '.join(rooted)} are absent: data of a rooted collective moves before the last rank"
+            " arrives, and would be timed only from then on"
         )

@@ -101,12 +101,12 @@ def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
         ),
         table_of(
             "if_free",
-            "Least time of each step if one kind of work took no time",
+            "Minimum time of each step if a kind of work took no time",
             "step free time_then_ns saved_ns saved_share_ratio",
             _if_free(steps),
-            "a bound: work of that kind is free in all steps and on all ranks; what waits for what, all other work and"
-            " all delays are as they were. A step that only begins earlier, since what comes before it ends earlier,"
-            " saves nothing",
+            "a bound: work of that kind is free in all steps and on all ranks; dependencies, all other work and all"
+            " delays are unchanged. A step that only begins earlier because the work before it ends earlier saves"
+            " nothing",
         ),
         table_of(
             "ranks",
@@ -365,10 +365,10 @@ def _of_moved(alignment: Alignment) -> list[str]:
     if not any(alignment.offset_ns.values()):
         return []
     if alignment.residual_ns is None:
-        return ["the ranks' clocks were moved onto one by a single collective: how well they agree is not known"]
+        return ["the ranks' clocks were aligned by a single collective: how well they agree is unknown"]
     return [
-        f"the ranks' clocks, moved onto one, agree within {alignment.residual_ns / 1e3:g} us: so far the ends of one"
-        " collective lie apart in the median"
+        f"the ranks' clocks, after alignment, agree within {alignment.residual_ns / 1e3:g} us, the median difference"
+        " between a collective's ends"
     ]
 
 
@@ -376,22 +376,22 @@ def _of_matching(matching: Matching, ranks: int) -> list[str]:
     """Return notes on unmatched collectives, in which waiting for others counts as communication."""
     notes = list(matching.notes)
     if ranks == 1 and matching.unmatched:
-        return [*notes, "one rank alone: what its communication waited for is not known, and counts as communication"]
+        return [*notes, "a single rank: its waits for other ranks are unknown and count as communication"]
     reasons = Counter(spans.reason for spans in matching.unmatched)
     notes += [
-        f"{count} spans of communication were not matched, and count whole: {reason}"
+        f"{count} spans of communication were not matched, and count in full: {reason}"
         for reason, count in reasons.items()
     ]
     missing = sorted({rank for collective in matching.matched for rank in collective.missing})
     if missing:
-        notes.append(f"no trace of rank {listed(missing)}: what others waited for there counts as communication")
+        notes.append(f"no trace of rank {listed(missing)}: waits for it count as communication")
     if any(collective.missing_count > len(collective.missing) for collective in matching.matched):
         notes.append(
-            "process groups have more ranks than traces are here: what was waited for there counts as communication"
+            "process groups have more ranks than there are traces: waits for the other ranks count as communication"
         )
     if any(collective.collective in ROOTED for collective in matching.matched):
         notes.append(
-            "ranks of a rooted collective need not wait for all others: the path goes through the last to come"
-            " wherever a rank left after that, as if it had to wait"
+            "ranks of a rooted collective need not wait for all others: the path goes through the last rank to arrive"
+            " if a rank left after that, as if it had to wait"
         )
     return notes

@@ -191,7 +191,7 @@ class StepDifference:
                 "part name count_before count_after mean_before_ns mean_after_ns"
                 " change_ns count_ns duration_ns hiding_ns",
                 map(_effects, self.kernels),
-                "mean: of one run, without what others of its stream did inside of it",
+                "mean: of one run, without other spans of its stream inside it",
             ),
             self._table("causes", "Idle time, by cause", self.causes, "cause"),
             self._table("idle", "Idle time, by cause and what ran next", self.idle, "cause name"),
@@ -247,7 +247,7 @@ def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> StepDif
     ]
     if len({timeline.is_device for ranks in sides for timeline, _ in ranks}) > 1:
         notes.append("some traces have a device and some only a host: kernels are not comparable with operators")
-    notes.append("share: of the change in step time; below 0 is against it")
+    notes.append("share: of the change in step time; negative if opposite to it")
     return StepDifference(
         before=mean_before,
         after=mean_after,

@@ -242,17 +242,17 @@ def idle(timelines: Sequence[Timeline]) -> Idle:
         longest += _longest(timeline, parts[0], causes)
         if causes.unknown:
             notes.append(
-                f"rank {timeline.rank}: the trace holds no launch of what ends {causes.unknown} of its gaps; they are"
-                " other"
+                f"rank {timeline.rank}: the trace lacks the launch of the work that ends {causes.unknown} of its gaps;"
+                " they count as other"
             )
         if timeline.about.clocks_differ:
             notes.append(
-                f"rank {timeline.rank}: host and device have different clocks: why nothing ran is not known, and all"
-                " idle time is other"
+                f"rank {timeline.rank}: host and device have different clocks, so causes are unknown and all idle time"
+                " counts as other"
             )
         if not timeline.is_device:
             notes.append(
-                f"rank {timeline.rank}: its trace has no device: nothing is launched ahead, and other is the host"
+                f"rank {timeline.rank}: its trace has no device, so nothing is launched ahead, and other is the host"
             )
     return Idle(shares=tuple(shares), longest=tuple(longest), notes=tuple(notes))
 

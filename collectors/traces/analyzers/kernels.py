@@ -341,8 +341,8 @@ def kernels(timelines: Sequence[Timeline]) -> Kernels:
     """
     queues = tuple(launch_queue(timeline) for timeline in timelines if timeline.is_device)
     notes = [
-        f"rank {timeline.rank}: its trace has no device: these are operators of the host, which hold each other's"
-        " times, and have no launches"
+        f"rank {timeline.rank}: its trace has no device: these are operators of the host, whose times include nested"
+        " operators, and which have no launches"
         for timeline in timelines
         if not timeline.is_device and is_at_work(timeline).any()
     ]
@@ -354,12 +354,12 @@ def kernels(timelines: Sequence[Timeline]) -> Kernels:
     for queue in queues:
         if queue.unknown:
             notes.append(
-                f"rank {queue.rank}: the trace holds no launch of {queue.unknown} of its spans; they have no delay, and"
-                " no place in the queue"
+                f"rank {queue.rank}: the trace lacks the launches of {queue.unknown} of its spans; delays and queues"
+                " leave them out"
             )
         if queue.early:
             notes.append(
-                f"rank {queue.rank}: {queue.early} launches come after what they launched by the trace's clocks;"
+                f"rank {queue.rank}: {queue.early} launches come after their work by the trace's clocks;"
                 " delays and queues leave them out"
             )
         if queue.spans_of_graphs:

@@ -367,12 +367,11 @@ def _notes(memories: Sequence[DeviceMemory], *, is_ours: bool) -> Iterator[str]:
     for memory in memories:
         if memory.begin_bytes is None:
             where = "the host" if memory.device is None else f"GPU {memory.device}"
-            yield f"what {where} held before the trace is unknown: its bytes count from the first change"
+            yield f"memory in use on {where} before the trace is unknown: its bytes count from the first change"
     if any(memory.device is None for memory in memories):
         yield (
-            "the profiler does not see what threads of other libraries free on the host: such a block counts"
-            " until its address is"
-            " used again"
+            "the profiler does not record frees by threads of other libraries on the host: such a block counts until"
+            " its address is used again"
         )
     if any(memory.by_category is None for memory in memories):
         yield "no name of a backward or an optimizer was seen: categories are left out"

@@ -111,7 +111,7 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     else:
         delays_ns = np.concatenate([trial.delays_ns for trial in trials])
     if not delays_ns.any():
-        return NoStraggler(why="in every collective the last ranks come together, as far as the clocks can tell")
+        return NoStraggler(why="in every collective the last ranks arrive together, within the clocks' uncertainty")
     by_rank_ns = delays_ns.sum(axis=0)
     column, ranks = int(by_rank_ns.argmax()), int(by_rank_ns.size)
     of_rank = [trial.ranks[column] for trial in trials]
@@ -126,9 +126,8 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     least_ratio = (1 + 1 / ranks) / 2
     if delay_ratio < least_ratio:
         return NoStraggler(
-            why=f"lateness is spread: rank {rank}, the costliest, has {100 * delay_ratio:.0f} % of it, and one"
-            " that stands out"
-            f" among {ranks} has {100 * least_ratio:.0f} % or more"
+            why=f"lateness is spread: rank {rank}, the costliest, has {100 * delay_ratio:.0f} % of it; a straggler"
+            f" among {ranks} ranks has {100 * least_ratio:.0f} % or more"
         )
     p_value = p_value_bound(delays_ns)
     if p_value > MOST_P_VALUE:
@@ -302,22 +301,22 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
 def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[str]:
     yield f"a rank is late if it arrives more than {(alignment.residual_ns or 0) / 1e3:g} us after all others"
     yield (
-        "what it does are the parts of its delay: what it did more than the last but one since both left a collective;"
-        " below 0 where it did less; to have left later counts as an earlier collective, less what the host idled less"
+        "activities are parts of the delay: what the rank did more than the second-to-last since both left a"
+        " collective, negative if it did less; leaving that collective later counts as an earlier collective, reduced"
+        " by the time that the host then idled less"
     )
     comparable = [time for time in times if time.matched.collective not in ROOTED and not time.matched.is_first]
     if impossible := count_impossible(comparable, alignment.residual_ns or 0):
         yield (
-            f"{impossible} of {len(comparable)} collectives seem to end on a rank before the last has arrived:"
-            " clocks or"
-            " groups differ from what is assumed, and who is late may be another"
+            f"{impossible} of {len(comparable)} collectives seem to end on a rank before the last has arrived: clocks"
+            " or groups differ from what is assumed, and another rank may be late"
         )
     rooted = sum(time.matched.collective in ROOTED for time in times)
     if rooted:
         yield f"{rooted} rooted collectives are left out: in them it is unknown who waits for whom"
     if not any(timeline.of_kind("step").any() for timeline in alignment.timelines):
-        yield "no trace marks steps: all lateness of a rank, until another is late, counts as of one step"
+        yield "no trace marks steps: consecutive late arrivals of the same rank count as one step"
     yield (
-        "the chance is that of independent steps of ranks as they were started: whether a rank is late wherever it is"
-        " started, only more trials tell"
+        "the chance assumes independent steps of the ranks as they were started: only more trials show whether a rank"
+        " is late wherever it is started"
     )

@@ -134,12 +134,12 @@ def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[
             continue
         if host in doubted:
             notes.append(
-                f"ranks {listed(ranks)} say that they are on host {host}, but by its clock leave collectives before"
-                " all have come: each is assumed to have its own clock"
+                f"ranks {listed(ranks)} report host {host}, but on a single clock would leave collectives before all"
+                " have arrived: each is assumed to have its own clock"
             )
         else:
             owner |= dict.fromkeys(ranks, ranks[0])
-            notes.append(f"ranks {listed(ranks)} are on host {host}: they have one clock")
+            notes.append(f"ranks {listed(ranks)} are on host {host}: they share a clock")
     return owner, tuple(notes)
 
 
@@ -216,7 +216,7 @@ class Alignment:
             ),
             table_of(
                 "residuals",
-                "How far the ends of one collective still lie apart on different clocks",
+                "Remaining difference between the ends of a collective on different clocks",
                 "group ranks collectives median_ns widest_ns",
                 [
                     (
@@ -328,7 +328,7 @@ def on_one_clock(
     Collectives shared with other ranks become unmatched.
     """
     ranks = ranks_on_one_clock(alignment, present)
-    reason = "it is with ranks whose clocks are not compared"
+    reason = "ranks take part whose clocks are not compared"
     apart = [
         Unmatched(rank=rank, row=row, reason=reason)
         for collective in matching.matched

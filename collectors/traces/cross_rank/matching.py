@@ -171,7 +171,7 @@ def _matched(
     is_alike = (kinds == kinds[0]).all(axis=0)
     left_over = []
     for rank, of_rank in zip(traced, rows, strict=True):
-        unlike = f"other ranks have an unlike collective at its place in {_title(group)}"
+        unlike = f"other ranks have a different collective at its place in {_title(group)}"
         left_over.append(UnmatchedSpans(rank=rank, rows=of_rank[~is_alike], reason=unlike))
         unsure = group.rows[rank][aligned.is_unsure.get(rank, np.zeros(group.rows[rank].size, dtype=np.bool_))]
         lost = f"a trace of {_title(group)} lost some, so it could be any of several collectives of another rank"

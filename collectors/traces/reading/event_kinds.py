@@ -197,7 +197,7 @@ def _lookalikes(raw: RawEvents, kind: NDArray[np.int8]) -> list[str]:
         )
         if share >= LARGE:
             lines.append(
-                f"what communicates in {raw.names[number]}: it looks like communication, but no rule knows the name and"
+                f"what communicates in {raw.names[number]}: it looks like communication, but no rule matches it and"
                 f" no {RECORD} is around the launch; it counts as computation, and is {100 * share:.0f} % of the"
                 " kernels' time"
             )

@@ -384,7 +384,7 @@ def _on_one_clock(
             f" {long_time(most_ns - least_ns)}"
         )
         return replace(raw, start_ns=start_ns), (line,), False
-    return raw, (f"all that compares host and device, such as steps: their clocks differ: {why}",), True
+    return raw, (f"everything that compares host and device, such as steps: their clocks differ: {why}",), True
 
 
 def _longest_queue_ns(raw: RawEvents) -> int:

@@ -274,7 +274,7 @@ def _left_out(
         count, first = len(events.broken_at), events.broken_at[0]
         yield f"{count} events that are not JSON, or lack what an event needs; the first is at byte {first}"
     if events.is_cut:
-        yield f"all that is behind byte {events.ends_at}, where it ends before its events do"
+        yield f"everything after byte {events.ends_at}, where the file ends before its events do"
     elif behind is None:
         yield "the text after its events: it is not JSON"
     if damage is not None:
