@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 class Beat:
     """Moments at equal intervals, the first at creation; missed moments are skipped, never made up for.
 
-    kept: moments that `wait` reached in time, including the first. missed: moments that had passed before `wait` was
-    called. passed: all moments after the first. late_s: total delay with which kept moments began.
+    reached: moments that `wait` reached in time, including the first. missed: moments that had passed before `wait` was
+    called. passed: all moments after the first. late_s: total delay with which reached moments began.
     clock_ns: a monotonic clock. wait: waits that many seconds or until a stop is requested; returns whether it was.
     """
 
@@ -27,7 +27,7 @@ class Beat:
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self.beat_s = beat_s
-        self.kept = 1
+        self.reached = 1
         self.missed = 0
         self.passed = 0
         self.late_s = 0.0
@@ -38,14 +38,14 @@ class Beat:
     def wait(self, stop_requested: threading.Event) -> bool:
         """Wait for the next moment in the future. Return True if a stop is requested before it."""
         now_ns = self._clock_ns()
-        # Beat of 1 s, 3.2 s after the start, moment 1 kept: the next one is 4; 2 and 3 are missed.
+        # Beat of 1 s, 3.2 s after the start, moment 1 reached: the next one is 4; 2 and 3 are missed.
         following = max(self.passed, (now_ns - self._begun_ns) // self._beat_ns) + 1
         self.missed += following - self.passed - 1
         self.passed = following
         due_ns = self._begun_ns + following * self._beat_ns
         if self._wait(stop_requested, (due_ns - now_ns) / 1e9):
             return True
-        self.kept += 1
+        self.reached += 1
         self.late_s += max(0, self._clock_ns() - due_ns) / 1e9
         return False
 

@@ -379,8 +379,8 @@ def locked(folder: Path, *, within_s: float = LOCK_WAIT_S) -> Iterator[None]:
     try:
         while not try_lock(fd):
             if time.monotonic() >= until_s:
-                what = f"{holder_of(fd)} has held its lock for {within_s:g} s; end it, or try again when it has ended"
-                raise TimeoutError(errno.ETIMEDOUT, what, str(folder))
+                why = f"{holder_of(fd)} has held its lock for {within_s:g} s; end it, or try again when it has ended"
+                raise TimeoutError(errno.ETIMEDOUT, why, str(folder))
             time.sleep(0.02)
         yield
     finally:

@@ -93,13 +93,13 @@ def _line_first(text: str) -> str:
     "Cannot declare ('case', 'ddp') twice (at line 9, column 10)" becomes "line 9: [case.ddp] is defined twice; ...".
     """
     where = _WHERE.fullmatch(text)
-    what, line = (text, "") if where is None else (where[1], f"{where[2] or where[3]}: ")
-    if (twice := _TWICE.fullmatch(what)) is not None:
+    message, line = (text, "") if where is None else (where[1], f"{where[2] or where[3]}: ")
+    if (twice := _TWICE.fullmatch(message)) is not None:
         table = ".".join(re.findall(r"'([^']*)'", twice[1]))
         return f"{line}[{table}] is defined twice; rename one"
-    if what == "Cannot overwrite a value":
+    if message == "Cannot overwrite a value":
         return f"{line}a key is given twice; give it once"
-    return f"{line}{' '.join(what.split())}; this is not TOML"
+    return f"{line}{' '.join(message.split())}; this is not TOML"
 
 
 def _check(text: str) -> None:
@@ -207,15 +207,15 @@ def _refusal(document: Mapping[str, Any], form: type[msgspec.Struct], text: str)
             f"schema_version is {version}, and this program reads {newest}; use the version of parallel-observatory"
             " that the file was written for"
         )
-    what, _, place = text.partition(" - at `")
+    problem, _, place = text.partition(" - at `")
     is_key = place.startswith("key` in `")
     keys = _keys_to(document, form, text, place.removeprefix("key` in `") + "[...]" * is_key)
-    (word,) = re.findall(r"(?:unknown|required) field `(.*)`", what, re.DOTALL) or [None]
+    (word,) = re.findall(r"(?:unknown|required) field `(.*)`", problem, re.DOTALL) or [None]
     if word is not None:
         # An optional table also has a schema for null.
         (table,) = (schema for schema in _schemas_at(whole, whole, keys) if "properties" in schema)
         known, name = table["properties"], dotted([*keys, word])
-        if "unknown" in what:
+        if "unknown" in problem:
             near = near_name(word, known)
             return f"unknown key '{name}'; " + (f"did you mean '{near}'?" if near else f"it may be {', '.join(known)}")
         words = known[word].get("description", "").rstrip(".") or allowed(known[word])

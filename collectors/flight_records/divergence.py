@@ -87,9 +87,9 @@ class _Sequence:
 def compare(dumps: Sequence[Dump]) -> list[Difference]:
     """Return the first difference in each process group's collectives, and in each direction of its messages."""
     by_rank = {dump.rank: dump for dump in dumps}
-    found = (_difference(sequence, by_rank) for sequence in _sequences(dumps))
+    differences = (_difference(sequence, by_rank) for sequence in _sequences(dumps))
     return sorted(
-        (difference for difference in found if difference is not None),
+        (difference for difference in differences if difference is not None),
         key=lambda difference: min(call.created_ns for call in difference.entered.values()),
     )
 

@@ -147,7 +147,7 @@ class _PolledCollector:
         samples = self.collector.read()
         at_ns = self._clock_ns()
         if isinstance(self.collector, CountingCollector):
-            read_fields = self.collector.fields_asked
+            read_fields = self.collector.fields_requested
         else:  # A repeated sample is the same object as before.
             repeated = set(map(id, before.samples))
             read_fields = before.read_fields + sum(id(sample) not in repeated for sample in samples)

@@ -84,7 +84,7 @@ class CountingCollector(Protocol):
     """A collector that counts its requests."""
 
     @property
-    def fields_asked(self) -> int:
+    def fields_requested(self) -> int:
         """Number of fields and single values that it has requested since it was opened; readable from any thread."""
 
 
@@ -95,7 +95,7 @@ def open_nvml(polling: PollingConfig, nvml: Nvml | None = None, *, owner_of: Own
         per_process=polling.per_process,
         owner_of=owner_of,
         per_link=polling.per_nvlink,
-        tells_costs=polling.read_costs,
+        reads_costs=polling.read_costs,
         deadline_s=polling.part_within_s(DEADLINE_S),
         hold_s=polling.held_s(HOLD_S),
     )

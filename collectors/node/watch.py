@@ -221,7 +221,7 @@ class NodeWatch:
         samples = [agent.AGENT_CPU_SECONDS.at(self._cpu_s()), agent.AGENT_BEAT_SECONDS.at(self._config.beat_s)]
         if self._beat is not None:
             samples += [
-                agent.AGENT_BEATS.at(self._beat.kept),
+                agent.AGENT_BEATS.at(self._beat.reached),
                 agent.AGENT_MISSED_BEATS.at(self._beat.missed),
                 agent.AGENT_LATENESS_SECONDS.at(self._beat.late_s),
             ]

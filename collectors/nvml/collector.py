@@ -104,7 +104,7 @@ class NvmlCollector:
     would have to reload the library.)
 
     per_process: also read each process's use. owner_of: see `OwnerOf`; by default from /proc, or nobody for a given
-    NVML, whose processes may not be this node's. per_link: also read the bytes of each NVLink. tells_costs: also report
+    NVML, whose processes may not be this node's. per_link: also read the bytes of each NVLink. reads_costs: also report
     the time that functions and fields take. deadline_s: see DEADLINE_S; must be below the beat. hold_s: see HOLD_S;
     should be several beats. clock_ns: a monotonic clock.
     """
@@ -118,7 +118,7 @@ class NvmlCollector:
         per_process: bool = True,
         owner_of: OwnerOf | None = None,
         per_link: bool = False,
-        tells_costs: bool = False,
+        reads_costs: bool = False,
         deadline_s: float = DEADLINE_S,
         hold_s: float = HOLD_S,
         open_s: float = OPEN_S,
@@ -129,7 +129,7 @@ class NvmlCollector:
         if owner_of is None:
             owner_of = read_owner if nvml is None else lambda pid: NOBODY
         self._owner_of = owner_of if per_process else None
-        self._per_link, self._tells_costs = per_link, tells_costs
+        self._per_link, self._reads_costs = per_link, reads_costs
         self._deadline_s, self._hold_s, self._open_s = deadline_s, hold_s, open_s
         self._clock_ns = clock_ns
         self._timed = Timed(self._nvml, clock_ns=clock_ns)
@@ -184,7 +184,7 @@ class NvmlCollector:
             *(sample for watched in opened.watched for sample in watched.samples()),
             *(sample for events in opened.events for sample in events.samples()),
             *self._implausible(opened),
-            *(self._costs(opened) if self._tells_costs else ()),
+            *(self._costs(opened) if self._reads_costs else ()),
         ]
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
@@ -197,9 +197,9 @@ class NvmlCollector:
         return by_pid
 
     @property
-    def fields_asked(self) -> int:
+    def fields_requested(self) -> int:
         """Number of fields, GPM metrics and single values requested from GPUs so far."""
-        return sum(watched.gpu.timed.asked for watched in self._watched() if watched.gpu is not None)
+        return sum(watched.gpu.timed.requested for watched in self._watched() if watched.gpu is not None)
 
     def support(self) -> tuple[FieldSupport, ...]:
         """Return the support of each question that was put to a GPU."""

@@ -129,15 +129,15 @@ def installed_nvml() -> Nvml:
 class Timed:
     """A wrapper of NVML that checks its answers, and times and counts its calls; for a single thread.
 
-    seconds, calls: by function. asked: number of requested values: each field and each GPM metric counts, even if one
-    call requests many; any other call counts once.
+    seconds, calls: by function. requested: number of requested values: each field and each GPM metric counts, even if
+    one call requests many; any other call counts once.
     A function that this `pynvml` lacks raises NVML's error "function not found", like one that the driver lacks.
     """
 
     def __init__(self, nvml: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
-        self.asked = 0
+        self.requested = 0
         self._nvml = nvml
         self._clock_ns = clock_ns
 
@@ -151,7 +151,7 @@ class Timed:
         for function, spent_s in before.seconds.items():
             self.seconds[function] = self.seconds.get(function, 0.0) + spent_s
             self.calls[function] = self.calls.get(function, 0) + before.calls[function]
-        self.asked += before.asked
+        self.requested += before.requested
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._nvml, name, None)
@@ -167,11 +167,11 @@ class Timed:
                 self.calls[name] = self.calls.get(name, 0) + 1
                 match name:
                     case "nvmlDeviceGetFieldValues":
-                        self.asked += len(arguments[1])
+                        self.requested += len(arguments[1])
                     case "nvmlGpmMetricsGet":
-                        self.asked += int(arguments[0].numMetrics)
+                        self.requested += int(arguments[0].numMetrics)
                     case _:
-                        self.asked += 1
+                        self.requested += 1
                 self.seconds[name] = self.seconds.get(name, 0.0) + (self._clock_ns() - begun_ns) / 1e9
 
         setattr(self, name, timed)  # The next call bypasses __getattr__.

@@ -30,7 +30,7 @@ from collectors.sockets import listen, network_of
 
 SLOW_S = 5.0
 """How long a client may take in total to send a request with the right password, or to read its answer."""
-KEPT_S = 310.0
+IDLE_S = 310.0
 """How long a connection without a request stays open. Prometheus closes its connections first, after 5 minutes."""
 MOST_CLIENTS = 64
 """Maximum number of clients at once. A new client displaces the one that the server has waited for the longest."""
@@ -161,7 +161,7 @@ class Server(ThreadingMixIn, TCPServer):
         config: Callable[[], ServerConfig] = ServerConfig,
         on_notice: Callable[[str], None],
         slow_s: float = SLOW_S,
-        kept_s: float = KEPT_S,
+        idle_s: float = IDLE_S,
         most_clients: int = MOST_CLIENTS,
     ) -> None:
         listener = listen(host, port)
@@ -174,7 +174,7 @@ class Server(ThreadingMixIn, TCPServer):
         scheme = "http" if config().tls is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
         self.app, self.config, self._on_notice = app, config, on_notice
-        self._slow_s, self._kept_s, self._most_clients = slow_s, kept_s, most_clients
+        self._slow_s, self._idle_s, self._most_clients = slow_s, idle_s, most_clients
         self._lock = threading.Lock()  # Guards the clients and their fields.
         self._clients: dict[Any, _Client] = {}  # By the accepted socket.
         self._thread = threading.Thread(target=self.serve_forever, args=(_LOOK_S,), name="exporter")
@@ -234,7 +234,7 @@ class Server(ThreadingMixIn, TCPServer):
         now_s = time.monotonic()
         with self._lock:
             for client in self._clients.values():
-                limit_s = self._kept_s if client.is_idle else self._slow_s
+                limit_s = self._idle_s if client.is_idle else self._slow_s
                 if client.awaited_since_s is not None and now_s - client.awaited_since_s >= limit_s:
                     _hang_up(client)
 

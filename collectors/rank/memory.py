@@ -103,7 +103,7 @@ class AllocatorMemory:
         self._peaks_bytes: dict[str, int] = {}
         self._is_read_in_full = False
         self._begun_ns = 0
-        self._left_ns = 0.0  # Remaining time budget for reading.
+        self._budget_ns = 0.0  # Remaining time budget for reading.
         self._step_cost_ns = 0  # Time of the running step's readings.
         self._expected_ns = 0  # Estimated cost of the next step that is read in full.
 
@@ -127,7 +127,7 @@ class AllocatorMemory:
     def end_step(self, *, is_last: bool = False) -> list[Sample]:
         """See `StepMemory.end_step`. Returns nothing for most steps if steps are too short to read each."""
         ended_ns = self._now_ns()
-        self._left_ns += READING_SHARE * (ended_ns - self._begun_ns)
+        self._budget_ns += READING_SHARE * (ended_ns - self._begun_ns)
         self._begun_ns = ended_ns
         samples: list[Sample] = []
         if self._is_read_in_full:  # This step was read in full.
@@ -136,9 +136,11 @@ class AllocatorMemory:
             self._pay(account_ns)
             # Cost of the next full step: as many readings as this one, and the report of the steps before it.
             self._expected_ns = self._step_cost_ns + account_ns
-            self._left_ns = min(self._left_ns, self._expected_ns)  # Long steps must not save budget for short ones.
-            self._is_read_in_full = self._left_ns >= self._expected_ns and not is_last
-        elif is_last or self._left_ns >= self._expected_ns:  # It was not, but the next one will be, or a pause follows.
+            self._budget_ns = min(self._budget_ns, self._expected_ns)  # Long steps must not save budget for short ones.
+            self._is_read_in_full = self._budget_ns >= self._expected_ns and not is_last
+        elif (
+            is_last or self._budget_ns >= self._expected_ns
+        ):  # It was not, but the next one will be, or a pause follows.
             samples = self._samples()
             self._pay(self._now_ns() - ended_ns)
             self._is_read_in_full = not is_last
@@ -146,7 +148,7 @@ class AllocatorMemory:
         return samples
 
     def _pay(self, cost_ns: int) -> None:
-        self._left_ns -= cost_ns
+        self._budget_ns -= cost_ns
         self._step_cost_ns += cost_ns
 
     def _samples(self) -> list[Sample]:

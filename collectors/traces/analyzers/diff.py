@@ -127,11 +127,11 @@ def _in_whole_ns(amounts: Mapping[Item, ItemTime]) -> dict[Item, ItemTime]:
     running sums 0.4, 0.8 and 1.2, rounded 0, 1 and 1, and become 0, 1 and 0.
     """
     rounded = {}
-    exact_ns, given_ns = Fraction(0), 0
+    exact_ns, assigned_ns = Fraction(0), 0
     for item in sorted(amounts):
         exact_ns += amounts[item].exposed_ns
-        own_ns = floor(exact_ns + Fraction(1, 2)) - given_ns
-        given_ns += own_ns
+        own_ns = floor(exact_ns + Fraction(1, 2)) - assigned_ns
+        assigned_ns += own_ns
         rounded[item] = replace(amounts[item], exposed_ns=own_ns)
     return rounded
 

@@ -146,7 +146,7 @@ def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[
 def _doubted(host_of: Mapping[int, str], timelines: Sequence[Timeline], matching: Matching) -> set[str]:
     """Return the hosts with too many collectives that, on a single clock, end on a rank before another arrives."""
     by_rank = {timeline.rank: timeline for timeline in timelines}
-    looked_at, impossible = Counter[str](), Counter[str]()
+    examined, impossible = Counter[str](), Counter[str]()
     for collective in matching.matched:
         if collective.collective in ROOTED or collective.is_first:
             continue
@@ -155,9 +155,9 @@ def _doubted(host_of: Mapping[int, str], timelines: Sequence[Timeline], matching
             if rank in host_of:
                 rows[host_of[rank]].append((int(by_rank[rank].start_ns[row]), int(by_rank[rank].end_ns[row])))
         for host, times_ns in rows.items():
-            looked_at[host] += 1
+            examined[host] += 1
             impossible[host] += min(end_ns for _, end_ns in times_ns) < max(start_ns for start_ns, _ in times_ns)
-    return {host for host, count in looked_at.items() if impossible[host] > MOST_IMPOSSIBLE * count}
+    return {host for host, count in examined.items() if impossible[host] > MOST_IMPOSSIBLE * count}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,9 +256,9 @@ def align(timelines: Sequence[Timeline], matching: Matching | None = None) -> Al
         clocks = sorted({clock_of[rank] for rank in ranks})
         shift_ns = offsets(clocks, of_set)
         limit_ns = max((_agreement(ends, shift_ns).residual_ns or 0 for ends in of_set), default=0)
-        is_one = max(shift_ns.values()) - min(shift_ns.values()) <= limit_ns
-        offset_ns |= {rank: 0 if is_one else shift_ns[clock_of[rank]] for rank in ranks}
-        if is_one and len(clocks) > 1:
+        is_same_clock = max(shift_ns.values()) - min(shift_ns.values()) <= limit_ns
+        offset_ns |= {rank: 0 if is_same_clock else shift_ns[clock_of[rank]] for rank in ranks}
+        if is_same_clock and len(clocks) > 1:
             notes.append(
                 f"the clocks of ranks {listed(ranks)} agree to {limit_ns / 1e3:g} us, as closely as a collective ends"
                 " on all ranks, so they are treated as the same clock"

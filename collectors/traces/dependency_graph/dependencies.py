@@ -155,8 +155,8 @@ def _next_launched(
         mine, on_lane = np.flatnonzero(lane == number), called[lane_of_called == number]
         on_lane = on_lane[np.argsort(queue.called_ns[on_lane], kind="stable")]
         first = np.searchsorted(queue.called_ns[on_lane], wait_ns[mine], side="left")
-        is_found = first < on_lane.size
-        next_call[mine[is_found]] = on_lane[first[is_found]]
+        has_next = first < on_lane.size
+        next_call[mine[has_next]] = on_lane[first[has_next]]
     return next_call
 
 

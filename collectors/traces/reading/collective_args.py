@@ -186,8 +186,8 @@ class _Callers:
         self._raw = raw
         # Launches of communication, by correlation.
         is_launch = (kind == KINDS.index("launch")) & (raw.correlation != ABSENT)
-        is_wanted = (kind == KINDS.index("communication")) & (raw.correlation != ABSENT)
-        rows = np.flatnonzero(is_launch & np.isin(raw.correlation, raw.correlation[is_wanted])).tolist()
+        is_communication = (kind == KINDS.index("communication")) & (raw.correlation != ABSENT)
+        rows = np.flatnonzero(is_launch & np.isin(raw.correlation, raw.correlation[is_communication])).tolist()
         self._launches: dict[int, int] = dict(zip(raw.correlation[rows].tolist(), rows, strict=True))
         # Host events that describe a collective, by thread and start; a RECORD counts only if it has arguments.
         describes = [name == RECORD or ANNOTATION.match(name) is not None for name in raw.names]

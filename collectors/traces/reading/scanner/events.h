@@ -61,7 +61,7 @@ static bool keep_row(Scan *scan, const Event *event)
         return false;
     if (!put(&scan->rows, &row, sizeof row))
         return false;
-    if (!event->is_said)
+    if (!event->has_collective)
         return true;
     const Said said = {number, event->args - scan->begin, event->args_end - scan->begin};
     return put(&scan->said, &said, sizeof said);

@@ -20,9 +20,9 @@ typedef struct {
     int32_t room; /* Number of slots, a power of two; there is room for half as many texts. */
 } Interned;
 
-static inline bool is_same(Slice one, Slice other)
+static inline bool is_same(Slice first, Slice second)
 {
-    return one.length == other.length && !memcmp(one.begin, other.begin, one.length);
+    return first.length == second.length && !memcmp(first.begin, second.begin, first.length);
 }
 
 /* Mixes in words of eight bytes, each by a multiplication and a shift of the high half into the low one. */

@@ -14,7 +14,7 @@ typedef struct {
     int64_t time_ns, duration_ns, process, thread, correlation;
     int64_t address, change_bytes, allocated_bytes, device_type, device;
     int kept; /* The category's number among those to keep, or -1. */
-    bool has_time, has_duration, has_process, has_thread, has_odd_name, has_odd_place, is_said;
+    bool has_time, has_duration, has_process, has_thread, has_odd_name, has_odd_place, has_collective;
     bool has_address, has_change, has_device_type, has_device;
 } Event;
 
@@ -147,7 +147,7 @@ static inline Place read_arg(Place at, Place end, Slice key, Event *event)
         break;
     case 15:
         if (IS(key, "Collective name")) {
-            event->is_said = true;
+            event->has_collective = true;
             return pass_string(at, end);
         }
         if (IS(key, "Total Allocated"))

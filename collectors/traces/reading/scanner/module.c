@@ -50,7 +50,7 @@ static PyObject *bytes_of(const Pile *pile)
     return PyBytes_FromStringAndSize(pile->bytes, (Py_ssize_t)pile->used);
 }
 
-static PyObject *found_in(const Scan *scan)
+static PyObject *result_of(const Scan *scan)
 {
     return Py_BuildValue("(NNNNNLNN)", bytes_of(&scan->rows), strings_of(&scan->names), strings_of(&scan->shapes),
                          bytes_of(&scan->said), bytes_of(&scan->allocations), (long long)scan->without_address,
@@ -60,7 +60,7 @@ static PyObject *found_in(const Scan *scan)
 static PyObject *scan_chunk(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *kept, *not_kept, *phases, *found = NULL;
+    PyObject *kept, *not_kept, *phases, *result = NULL;
     Py_buffer chunk;
     Py_ssize_t phase_count;
     Scan scan = {0};
@@ -81,13 +81,13 @@ static PyObject *scan_chunk(PyObject *module, PyObject *arguments)
             is_read = read_chunk(&scan);
             Py_END_ALLOW_THREADS
         }
-        found = is_read ? found_in(&scan) : Py_NewRef(Py_None);
+        result = is_read ? result_of(&scan) : Py_NewRef(Py_None);
     }
     free(of_kept);
     free(of_not_kept);
     throw_away(&scan);
     PyBuffer_Release(&chunk);
-    return found;
+    return result;
 }
 
 static PyMethodDef methods[] = {
