@@ -1,6 +1,6 @@
 """Background work: a fixed beat, a thread that ends on request, and a thread that runs a function on request.
 
-Whoever waits for a thread can give up. Knows neither NVML nor any GPU.
+Every wait for a thread has a time limit. Knows neither NVML nor any GPU.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 
 
 class Beat:
-    """Moments at equal intervals from its creation on, which is the first; missed ones are skipped, never made up for.
+    """Moments at equal intervals, the first at creation; missed moments are skipped, never made up for.
 
-    kept: moments that were waited for, the first included. missed: moments that were over before they were waited for.
-    passed: all moments after the first. late_s: sum of the delays with which kept moments began.
-    clock_ns: a monotonic clock. wait: waits that many seconds or until asked to stop, and returns whether asked.
+    reached: moments that `wait` reached in time, including the first. missed: moments that had passed before `wait` was
+    called. passed: all moments after the first. late_s: total delay with which reached moments began.
+    clock_ns: a monotonic clock. wait: waits that many seconds or until a stop is requested; returns whether it was.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Beat:
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self.beat_s = beat_s
-        self.kept = 1
+        self.reached = 1
         self.missed = 0
         self.passed = 0
         self.late_s = 0.0
@@ -36,16 +36,16 @@ class Beat:
         self._begun_ns = clock_ns()
 
     def wait(self, stop_requested: threading.Event) -> bool:
-        """Wait for the next moment that is still to come. Return True if a stop is requested before it."""
+        """Wait for the next moment in the future. Return True if a stop is requested before it."""
         now_ns = self._clock_ns()
-        # Beat of 1 s, 3.2 s after the start, moment 1 kept: the next one is 4; 2 and 3 are missed.
+        # Beat of 1 s, 3.2 s after the start, moment 1 reached: the next one is 4; 2 and 3 are missed.
         following = max(self.passed, (now_ns - self._begun_ns) // self._beat_ns) + 1
         self.missed += following - self.passed - 1
         self.passed = following
         due_ns = self._begun_ns + following * self._beat_ns
         if self._wait(stop_requested, (due_ns - now_ns) / 1e9):
             return True
-        self.kept += 1
+        self.reached += 1
         self.late_s += max(0, self._clock_ns() - due_ns) / 1e9
         return False
 
@@ -53,7 +53,7 @@ class Beat:
 class BackgroundThread:
     """A thread that runs until a stop is requested or its work is finished.
 
-    It is a daemon: a disk or a driver that does not answer must not keep the program from ending.
+    It is a daemon, so a disk or driver that hangs cannot keep the program from exiting.
     run: takes the event that requests the stop.
     """
 
@@ -65,7 +65,7 @@ class BackgroundThread:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Tell the thread to stop and wait at most `timeout_s`; return whether it ended. It may be called again."""
+        """Request a stop and wait at most `timeout_s`; return whether the thread ended. May be called again."""
         self._stop_requested.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -75,9 +75,9 @@ Answer = TypeVar("Answer")
 
 
 class BackgroundTask(Generic[Answer]):
-    """A thread that runs one function on request. A call that never returns blocks this thread only.
+    """A thread that runs a function on request. A call that never returns blocks this thread only.
 
-    latest: the last answer, None before the first.
+    latest: the last answer; None before the first.
     """
 
     def __init__(self, name: str, question: Callable[[], Answer]) -> None:
@@ -92,16 +92,16 @@ class BackgroundTask(Generic[Answer]):
         self._thread.start()
 
     def ask(self) -> None:
-        """Start a new call, unless the last one still runs."""
+        """Start a new call, unless the last one is still running."""
         if self._is_idle.is_set():
             self._is_idle.clear()
             self._calls_due.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the current call, at most `timeout_s`; return whether it is done.
+        """Wait at most `timeout_s` for the current call; return whether it is done.
 
         Raises:
-            Exception: whatever the call raised, once.
+            Exception: the error that the call raised, once.
         """
         is_done = self._is_idle.wait(max(0.0, timeout_s))
         error, self._error = (self._error, None) if is_done else (None, self._error)
@@ -110,7 +110,7 @@ class BackgroundTask(Generic[Answer]):
         return is_done
 
     def close(self, timeout_s: float) -> bool:
-        """Tell the thread to end and wait at most `timeout_s`; return whether it ended."""
+        """Request the thread's end and wait at most `timeout_s`; return whether it ended."""
         self._is_ending = True
         self._calls_due.release()
         self._thread.join(timeout_s)
@@ -123,6 +123,6 @@ class BackgroundTask(Generic[Answer]):
                 return
             try:
                 self.latest = self._question()
-            except Exception as error:  # noqa: BLE001  # It is raised where the answer is waited for.
+            except Exception as error:  # noqa: BLE001  # `wait` raises it.
                 self._error = error
             self._is_idle.set()

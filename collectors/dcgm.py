@@ -1,8 +1,8 @@
-"""DCGM on this node: job files that tell its exporter which run is on which GPU, and the signs of a DCGM.
+"""DCGM on this node: job files that tell its exporter which run is on which GPU, and detection of a running DCGM.
 
-Knows no run. Source: dcgm-exporter, `--hpc-job-mapping-dir`: a job file's name is DCGM's number
-of a GPU, which is NVML's index, or "GPU.instance" with NVML's number of the GPU instance where MIG splits it, which
-older exporters ignore; each line is a job, and becomes the label `hpc_job`.
+Knows no run. Source: dcgm-exporter, `--hpc-job-mapping-dir`. The name of a job file is the GPU's NVML index, or
+"GPU.instance" with NVML's number of the GPU instance under MIG, which older exporters ignore. Each line is a job and
+becomes the label `hpc_job`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collectors.nvml.library import FieldSupport, NVMLError, SupportState
 from collectors.prometheus.exposition import Owned
 
 _COPY = ".observatory-"
-"""How the name of a copy begins. dcgm-exporter reads files whose names are numbers, and ignores all others."""
+"""Prefix of a copy's name. dcgm-exporter reads files whose names are numbers, and ignores all others."""
 _FILE = re.compile(r"\d+(\.\d+)?")
 
 
@@ -32,15 +32,16 @@ class NoMapping(ValueError):
 
 
 class JobMapping:
-    """Keeps a file for each GPU with runs, and leaves those that a scheduler wrote as they are.
+    """Maintains a job file for each GPU with runs, and leaves a scheduler's files unchanged.
 
-    A file is ours while it reads as the copy beside it, which outlives a killed process: the next one goes on with
-    both. A GPU whose file is a scheduler's keeps the scheduler's job, and is named in `absent`.
-    Not covered: an exporter that lists the folder at the very moment at which a file is removed may fail one scrape,
-    and a scheduler that writes at the very moment at which a run begins is overwritten.
+    A file is ours as long as it equals the copy that we store next to it. If this process is killed, both remain, and
+    the next process continues with them. If a scheduler wrote a GPU's file, it keeps the scheduler's job, and
+    `absent` names it.
+    Not covered: an exporter that lists the folder just as a file is removed may fail one scrape, and a scheduler that
+    writes just as a run begins is overwritten.
 
     Raises:
-        NoMapping: the folder does not exist, may not be written, or another process keeps it.
+        NoMapping: the folder does not exist or is not writable, or another process uses it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,16 +58,16 @@ class JobMapping:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """What could not be written and why, each reason once."""
+        """The files that could not be written and why, each reason once."""
         return tuple(self._reasons)
 
     def show(self, runs: Mapping[str, Set[str]]) -> None:
         """Write the runs into the files of their GPUs and remove all other files of ours; call it at each beat.
 
-        runs: by the name of a GPU's file, see `runs_by_file`. A failure is tried again at the next call.
+        runs: by the name of a GPU's file, see `runs_by_file`. The next call retries what failed.
 
         Raises:
-            ValueError: a name is not that of a GPU's file, or a run is not one line.
+            ValueError: a key is not the name of a GPU's file, or a run is not one line.
         """
         for file, names in runs.items():
             if _FILE.fullmatch(file) is None:
@@ -81,12 +82,12 @@ class JobMapping:
                 self._say(file, error.strerror or str(error))
 
     def close(self) -> None:
-        """Remove all our files. Those that cannot be removed are left to a later process of ours."""
+        """Remove all our files; a later process of ours removes those that cannot be removed now."""
         self.show({})
         os.close(self._lock)
 
     def _update(self, file: str, text: bytes) -> None:
-        """Let the file hold the text; an empty text removes it."""
+        """Write the text to the file; an empty text removes the file."""
         path, copy = self._folder / file, self._folder / f"{_COPY}{file}"
         content = _content(path)
         if content and content != _content(copy):
@@ -97,7 +98,7 @@ class JobMapping:
             return
         if content == text and text:
             return
-        # First without the file, so that a crash leaves none that differs from its copy.
+        # Remove the file first, so that a crash cannot leave one that differs from its copy.
         path.unlink(missing_ok=True)
         if not text:
             copy.unlink(missing_ok=True)
@@ -117,7 +118,7 @@ def _lock(folder: Path) -> int:
 
     Raises:
         NoMapping: another process holds the lock.
-        OSError: it is no folder, or may not be written.
+        OSError: it is not a folder, or not writable.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -142,12 +143,12 @@ def _content(path: Path) -> bytes:
 def runs_by_file(samples: Iterable[Sample]) -> dict[str, frozenset[str]]:
     """Return the runs on each GPU, by the name of its job file: "3", or "3.1" for a MIG instance.
 
-    samples: those of live runs, which include the GPU of each rank (`RANK_GPU`).
+    samples: of live runs, including the GPU of each rank (`RANK_GPU`).
     """
     by_file: dict[str, set[str]] = {}
     for sample in samples:
         if sample.metric == RANK_GPU.name:
-            # Compute instances share the file of their GPU instance, whose number stands first in "1/0".
+            # Compute instances share the file of their GPU instance, the first number in "1/0".
             gpu, instance = sample.labels["gpu"], sample.labels["slice"].partition("/")[0]
             file = f"{gpu}.{instance}" if instance else gpu
             by_file.setdefault(file, set()).add(sample.labels["run"])
@@ -160,8 +161,8 @@ _CLOSE_S = 5.0
 class JobMappingWriter:
     """Updates a job mapping in a thread of its own, since the folder may be on a disk that hangs.
 
-    A failure is reported, and tried again at the next `tell`.
-    on_notice: is told of failures, from any thread.
+    Failures are reported, and the next `tell` retries.
+    on_notice: takes a message on each failure, from any thread.
     """
 
     def __init__(self, mapping: JobMapping, *, on_notice: Callable[[str], None]) -> None:
@@ -171,17 +172,17 @@ class JobMappingWriter:
         self._task = BackgroundTask("job-mapping", self._show)
 
     def tell(self, samples: Sequence[Owned]) -> None:
-        """Start to update the mapping from the samples of live runs, unless the last update still runs; never waits."""
+        """Start to update the mapping from the samples of live runs, unless an update is running; never waits."""
         self._runs = runs_by_file(sample for sample, _ in samples)
         try:
             if not self._task.wait(0.0):
                 self._on_notice("job mapping: its folder is sometimes slow, so dcgm-exporter learns of runs late")
-        except Exception as error:  # noqa: BLE001  # Whatever fails here, the runs are shown.
+        except Exception as error:  # noqa: BLE001  # The exporter must show the runs even if this fails.
             self._on_notice(f"job mapping: {in_words(error)}; dcgm-exporter does not learn of the runs")
         self._task.ask()
 
     def close(self) -> None:
-        """End the thread; one that hangs is left behind."""
+        """End the thread; a thread that hangs is abandoned."""
         self._task.close(_CLOSE_S)
 
     def _show(self) -> None:
@@ -190,21 +191,21 @@ class JobMappingWriter:
             self._on_notice(reason)
 
 
-# GPUs whose performance monitors another program holds, such as a profiling DCGM or a profiler.
+# GPUs whose performance monitors another program uses, for example DCGM's profiling or a profiler.
 
 _MONITORS = "GPM"
-"""Name, or beginning of the name, of each question to the monitors."""
+"""Prefix of the names of all questions to the monitors."""
 
 
 def gpus_with_held_monitors(support: Iterable[FieldSupport]) -> tuple[str, ...]:
-    """Return the GPUs whose monitors refused because they are in use; they have no GPM samples while that lasts."""
-    in_use = str(NVMLError(NVML_ERROR_IN_USE))  # The table keeps NVML's message, and not its code.
+    """Return the GPUs whose monitors another program uses; they have no GPM samples meanwhile."""
+    in_use = str(NVMLError(NVML_ERROR_IN_USE))  # The table has NVML's message, not its code.
     held = (field.gpu for field in support if field.question.startswith(_MONITORS) and field.reason == in_use)
     return tuple(dict.fromkeys(held))
 
 
 def gpus_by_monitors(support: Iterable[FieldSupport]) -> dict[SupportState, tuple[str, ...]]:
-    """Return the GPUs by their answer to the GPM question; a GPU not yet asked, or asked only once, is left out."""
+    """Return the GPUs by their answer to the GPM question, without GPUs that were queried once or never."""
     by_answer: dict[SupportState, list[str]] = {}
     for field in support:
         if field.question == _MONITORS:
@@ -213,17 +214,17 @@ def gpus_by_monitors(support: Iterable[FieldSupport]) -> dict[SupportState, tupl
 
 
 _NAMES = ("nv-hostengine", "dcgm-exporter")
-"""The host engine, and an exporter that may embed one."""
+"""Processes: the host engine, and the exporter, which may embed one."""
 _PORT = 5555
 _LISTENS = "0A"
-"""Source: nv-hostengine's page (127.0.0.1:5555); include/net/tcp_states.h (TCP_LISTEN)."""
+"""Source: nv-hostengine's manual page (127.0.0.1:5555); include/net/tcp_states.h (TCP_LISTEN)."""
 
 
 def signs_of_dcgm(root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the signs of a DCGM, as text; empty where there is none. root: the folder of /proc.
+    """Return the signs that DCGM runs, as text; empty if there are none. root: the folder that contains proc.
 
-    Another container's processes may be invisible. Sockets are looked at only where no process is found, since any
-    program may listen on the port.
+    Another container's processes may be invisible. Sockets count only if no process is found, since any program may
+    listen on the port.
     """
     return tuple(_running(root / "proc")) or tuple(_listening(root / "proc/net"))
 
@@ -245,12 +246,12 @@ def _listening(net: Path) -> Iterator[str]:
     for line in _lines(net / "unix"):
         path = line.split()[-1]
         if path.rpartition("/")[2] == _NAMES[0]:
-            yield f"{path} is listened at, as nv-hostengine does"
+            yield f"something listens at {path}, as nv-hostengine does"
             return
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines without the heading; none where this kernel has no such sockets."""
+    """Return the lines without the heading; none if this kernel has no such sockets."""
     try:
         return path.read_text().splitlines()[1:]
     except OSError:

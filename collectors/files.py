@@ -1,8 +1,8 @@
-"""Files that several processes and users share: one safe writer, one lock, and the schema version of what they hold.
+"""Files that several processes and users share: safe writing, locks, and schema versions.
 
-Nothing is written through a link, nor into a folder that belongs to another user, so that whoever else may write in
-the folder of runs cannot turn our files into others. A name may also be that of a pipe, a socket or a device:
-`open_regular` refuses it. `in_words` puts any error into one line.
+These functions never write through a link or into another user's folder, so others who may write to the folder of runs
+cannot redirect our files. A name may also belong to a pipe, a socket or a device; `open_regular` refuses these.
+`in_words` puts any error into one line.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class _Versioned(msgspec.Struct):
 
 
 def schema_version_of(document: bytes) -> int:
-    """Return the schema version that a JSON document bears. Ask before decoding it: a newer form may not decode.
+    """Return the schema version of a JSON document. Check it before decoding: a newer form may not decode.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not JSON, or bears none.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not JSON, or has no schema version.
     """
     return msgspec.json.decode(document, type=_Versioned).schema_version
 
 
-# Whose a folder is
+# Ownership of folders
 
 
 class NotOurs(PermissionError):
@@ -44,7 +44,7 @@ class NotOurs(PermissionError):
 
 
 def is_ours(path: Path) -> bool:
-    """Whether this is a folder or file of this user's own, and no link."""
+    """Return whether this is a folder or file that belongs to this user, and not a link."""
     try:
         status = path.lstat()
     except OSError:
@@ -53,7 +53,7 @@ def is_ours(path: Path) -> bool:
 
 
 def open_folder(path: Path) -> int:
-    """Open a folder to write in it; return its file descriptor. Its parents may be anyone's.
+    """Open a folder to write in it; return its file descriptor. Its parents may belong to anyone.
 
     Raises:
         NotOurs: it is a link, or belongs to another user.
@@ -82,29 +82,29 @@ def _require_ours(fd: int, path: Path) -> None:
 
 
 def user_name(uid: int) -> str:
-    """Return a user in words, such as `user bob (uid 1002)`."""
+    """Return a user in words, for example `user bob (uid 1002)`."""
     try:
         return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"the user with uid {uid}"
 
 
-# Who may read what we write. The commands run with PRIVATE, or with SHARED where --shared asks for it. A file in a
-# folder is as open as the folder, so ranks and agents on other nodes need no setting.
+# Who may read what we write. The commands run with PRIVATE, or with SHARED if --shared is given. A file in a folder is
+# as open as the folder, so ranks and agents on other nodes need no setting.
 
 PRIVATE = 0o077
 SHARED = 0o027
 READABLE = 0o022
-"""Masks for `os.umask`: nobody else, the group too, or all may read."""
+"""Masks for `os.umask`: only the owner, also the group, or everybody may read."""
 DRAFTS = ".*.part"
 """Names of the files that a process leaves in a folder if it is killed while it writes there."""
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
-    """Make a folder, and its missing parents, for this user alone, or for the group to read as well with SHARED.
+    """Make a folder and its missing parents, readable by this user alone, or also by the group with SHARED.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     if exist_ok and path.exists() and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -112,18 +112,18 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def make_subfolder(path: Path) -> None:
-    """Make a folder within a folder of ours, as open as that one, unless it is there.
+    """Make a folder within a folder of ours, with the parent's permissions, unless it exists.
 
     Raises:
-        NotOurs: the folder, or what stands there, is another user's, or a link.
-        OSError: it cannot be made.
+        NotOurs: the parent, or what exists at the path, is a link or belongs to another user.
+        OSError: the folder cannot be made.
     """
     parent = open_folder(path.parent)
     try:
         parent_mode = stat.S_IMODE(os.fstat(parent).st_mode)
         with suppress(FileExistsError):
             os.mkdir(path.name, parent_mode, dir_fd=parent)
-            if os.stat(path.name, dir_fd=parent).st_mode & 0o777 != parent_mode & 0o777:  # Our own mask is another.
+            if os.stat(path.name, dir_fd=parent).st_mode & 0o777 != parent_mode & 0o777:  # Our umask differs.
                 os.chmod(path.name, parent_mode, dir_fd=parent)
         os.close(open_folder(path))
     finally:
@@ -131,7 +131,7 @@ def make_subfolder(path: Path) -> None:
 
 
 def _mode_within(folder: int) -> int:
-    """Return the mode of a new file in an open folder: as open as the folder, and writable for the owner alone."""
+    """Return the mode of a new file in an open folder: as readable as the folder, writable by the owner alone."""
     return 0o600 | os.fstat(folder).st_mode & 0o044
 
 
@@ -139,10 +139,10 @@ def _mode_within(folder: int) -> int:
 
 
 def replace_file(path: Path, content: bytes, *, mode: int | None = None) -> None:
-    """Write a file in our folder in one piece; see `drafted`.
+    """Replace or create a file in our folder atomically; see `drafted`.
 
     Raises:
-        OSError: it cannot be written; the old file is as it was.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     with drafted(path, mode=mode) as file:
         file.write(content)
@@ -150,29 +150,29 @@ def replace_file(path: Path, content: bytes, *, mode: int | None = None) -> None
 
 @contextmanager
 def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False) -> Iterator[IO[bytes]]:
-    """Give a new file that takes the path's place when the block ends well, and is removed when it does not.
+    """Yield a new file that replaces the path when the block succeeds, and is removed when it fails.
 
-    So a reader sees the old content or the new, and after a crash it is one of both. A link at the path is replaced
-    and not followed. A pipe, a socket or a device of ours or of root is refused; another user's is replaced.
+    A reader sees either the old content or the new, even after a crash. A link at the path is replaced, not followed.
+    A pipe, a socket or a device of ours or of root is refused; another user's is replaced.
 
-    mode: the file's permissions; None for as open as the folder. is_any_folder: a person named the file, so that its
-    folder may be another user's, as /tmp is.
+    mode: the file's permissions; None makes it as readable as the folder. is_any_folder: a person named the file, so
+    its folder may belong to another user, like /tmp.
 
     Raises:
         NotOurs: the folder is a link, or belongs to another user.
-        OSError: it cannot be written, or is no file; what was there is as it was.
+        OSError: the file cannot be written, or the path is not a file; what was there is unchanged.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if is_any_folder else None
     if folder is None:
         folder = open_folder(path.parent)
     draft = DRAFTS.replace("*", secrets.token_hex(8))
     try:
-        with suppress(FileNotFoundError):  # Refused before the content is made: a name too long, or a folder's.
+        with suppress(FileNotFoundError):  # Refuse a folder, or a name that is too long, before the content is made.
             existing = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(existing.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             is_special = not stat.S_ISREG(existing.st_mode) and not stat.S_ISLNK(existing.st_mode)
-            if is_special and existing.st_uid in (0, os.geteuid()):  # Another user's is replaced, as their link is.
+            if is_special and existing.st_uid in (0, os.geteuid()):  # Replace another user's, like their link.
                 raise OSError(errno.EINVAL, "a pipe, a socket or a device is there, not a file", str(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(draft, flags, 0o600, dir_fd=folder)
@@ -196,7 +196,7 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names of a folder's new files on the disk, as closing a file after a sync does for its content alone.
+    """Write the names of a folder's new files to disk; syncing a file writes its content alone.
 
     Raises:
         OSError: it cannot be opened or synced.
@@ -209,13 +209,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
-    """Write a file that a person named: replaced in one piece, or written into if it is a device such as /dev/stdout.
+    """Write a file that a person named: replace it atomically, or write into a device, for example /dev/stdout.
 
-    mode: of the file; None for that of the one it replaces.
+    mode: of the file; None takes the mode of the file that it replaces.
 
     Raises:
-        NotOurs: a link, a device or a pipe of another user stands there.
-        OSError: it cannot be written, or nobody reads the pipe that stands there.
+        NotOurs: the path is a link, a device or a pipe of another user.
+        OSError: the file cannot be written, or the path is a pipe that nobody reads.
     """
     try:
         existing = path.lstat()
@@ -229,7 +229,7 @@ def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
         return
     if existing.st_uid not in (0, os.geteuid()) or is_open_to_others(path.parent.stat()):
         raise NotOurs(errno.EPERM, f"a link or pipe of {user_name(existing.st_uid)} may be there", str(path))
-    try:  # To open a pipe waits for a reader, who may never come.
+    try:  # Opening a pipe would wait for a reader, perhaps forever.
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO and path.is_fifo():
@@ -241,11 +241,11 @@ def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
 
 
 def open_to_append(path: Path) -> int:
-    """Open a log in our folder, or make it; return its file descriptor, which can also be read.
+    """Open or create a log in our folder; return its file descriptor, which can also be read.
 
     Raises:
         NotOurs: the folder or the file belongs to another user, or is a link.
-        OSError: it cannot be opened, or is no regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     folder = open_folder(path.parent)
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -257,7 +257,7 @@ def open_to_append(path: Path) -> int:
                 fd = os.open(path.name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
                 os.fchmod(fd, _mode_within(folder))
                 return fd
-            fd = _open_regular(path, flags, folder)  # Another process has made it meanwhile.
+            fd = _open_regular(path, flags, folder)  # Another process created it meanwhile.
     finally:
         os.close(folder)
     try:
@@ -269,11 +269,11 @@ def open_to_append(path: Path) -> int:
 
 
 def open_to_read(path: Path) -> IO[bytes]:
-    """Open a file that ranks, agents or runners have written. A pipe does not keep us waiting.
+    """Open a file that ranks, agents or runners have written; never waits for a pipe.
 
     Raises:
         NotOurs: it is a link.
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     try:
         return open_regular(path, follows_link=False)
@@ -301,18 +301,18 @@ def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:
 
 
 def is_open_to_others(folder: os.stat_result) -> bool:
-    """Whether others may replace files of a folder: they may write to it, without the sticky bit that /tmp has."""
+    """Return whether others may replace a folder's files: it is writable by them and lacks /tmp's sticky bit."""
     return not folder.st_mode & stat.S_ISVTX and is_writable_by_others(folder)
 
 
 def is_writable_by_others(folder: os.stat_result) -> bool:
-    """Whether others than its owner may make files in a folder."""
+    """Return whether users other than the owner may create files in a folder."""
     is_groups = bool(folder.st_mode & stat.S_IWGRP) and not _is_own_group(folder)
     return is_groups or bool(folder.st_mode & stat.S_IWOTH)
 
 
 def _is_own_group(folder: os.stat_result) -> bool:
-    """Whether a folder's group has its owner alone in it, as distributions make one for each user."""
+    """Return whether a folder's group is the private group that distributions create for each user."""
     try:
         return grp.getgrgid(folder.st_gid).gr_name == pwd.getpwuid(folder.st_uid).pw_name
     except KeyError:
@@ -320,41 +320,41 @@ def _is_own_group(folder: os.stat_result) -> bool:
 
 
 def exposed_by(path: Path) -> str | None:
-    """Return why another user may change entries of this folder, which need not exist yet; None if nobody may."""
+    """Return why another user could change entries of this folder, which need not exist yet; None if nobody could."""
     path = path.absolute()
     real = path.resolve()
     for folder in dict.fromkeys((path, *path.parents, real, *real.parents)):
         try:
             status = folder.lstat()
             if stat.S_ISLNK(status.st_mode) and status.st_uid in (0, os.geteuid()):
-                continue  # Where it leads to is also looked at.
+                continue  # The loop also checks its target.
         except FileNotFoundError:
             continue
         except OSError as error:
             return f"{folder} cannot be read ({error.strerror})"
         if status.st_uid not in (0, os.geteuid()):
             return f"{folder} belongs to another user"
-        # In a sticky folder nobody can replace what belongs to us, but whoever is first has a name in it.
+        # In a sticky folder nobody can replace what is ours, but anybody can take a name that is still free.
         if is_writable_by_others(status) and not (status.st_mode & stat.S_ISVTX and _has_next(path, real, folder)):
             return f"other users may write to {folder}"
     return None
 
 
 def _has_next(path: Path, real: Path, folder: Path) -> bool:
-    """Return whether the path leads on from the folder by something that is there, whose owner was looked at."""
+    """Return whether the path's next entry in the folder exists; the caller has checked its owner."""
     whole = path if path.is_relative_to(folder) else real
     return folder != whole and os.path.lexists(folder / whole.relative_to(folder).parts[0])
 
 
-# Locks. Whoever may read a file or folder can hold its lock, so none is waited for without an end.
+# Locks. Anybody who may read a file or folder can hold its lock, so every wait has a limit.
 
 LOCK_WAIT_S = 10.0
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file or folder unless another holds it; return whether it is locked now.
+    """Lock an open file or folder unless another process holds the lock; return whether we hold it now.
 
-    The lock ends when the file is closed, and with the process.
+    The lock ends when the file is closed or the process ends.
 
     Raises:
         OSError: the file system has no locks.
@@ -368,10 +368,10 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def locked(folder: Path, *, within_s: float = LOCK_WAIT_S) -> Iterator[None]:
-    """Hold a folder's lock; another may hold it first, for this time.
+    """Hold a folder's lock; wait up to `within_s` for another process to release it.
 
     Raises:
-        TimeoutError: another still holds it; the message says who.
+        TimeoutError: another process still holds it; the message says which.
         OSError: the folder cannot be opened, or its file system has no locks.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -379,8 +379,8 @@ def locked(folder: Path, *, within_s: float = LOCK_WAIT_S) -> Iterator[None]:
     try:
         while not try_lock(fd):
             if time.monotonic() >= until_s:
-                what = f"{holder_of(fd)} has held its lock for {within_s:g} s; end it, or try again when it has ended"
-                raise TimeoutError(errno.ETIMEDOUT, what, str(folder))
+                why = f"{holder_of(fd)} has held its lock for {within_s:g} s; end it, or try again when it has ended"
+                raise TimeoutError(errno.ETIMEDOUT, why, str(folder))
             time.sleep(0.02)
         yield
     finally:
@@ -388,15 +388,15 @@ def locked(folder: Path, *, within_s: float = LOCK_WAIT_S) -> Iterator[None]:
 
 
 def holder_of(fd: int) -> str:
-    """Return who holds the lock of an open file or folder, such as `process 4242 ('sleep') of user bob (uid 1002)`.
+    """Return who holds the lock of an open file or folder: `process 4242 ('sleep') of user bob (uid 1002)`.
 
-    Source: proc_locks(5); a lock of another host or container is not listed, or without a process.
+    Source: proc_locks(5); locks of another host or container are missing or name no process.
     """
     status = os.fstat(fd)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()  # 1: FLOCK ADVISORY WRITE 4242 fd:01:131 0 EOF; waiting ones have -> second.
+            words = line.split()  # 1: FLOCK ADVISORY WRITE 4242 fd:01:131 0 EOF; those that wait have -> second.
             if words[1] == "FLOCK" and words[5] == place and int(words[4]) > 0:
                 process = Path("/proc", words[4])
                 program = (process / "comm").read_text(errors="replace").strip()
@@ -413,20 +413,20 @@ _OTHER_KINDS = {
 
 
 class NotRegular(OSError):
-    """A name is that of a pipe, socket or device, whose reading may wait or go on for ever. `strerror` says which."""
+    """The file is a pipe, socket or device, and reading it might never end. `strerror` says which."""
 
 
 def open_regular(path: Path, *, follows_link: bool = True) -> BinaryIO:
-    """Open a regular file for reading, without waiting for whatever else the name may be of.
+    """Open a regular file for reading; never waits for a pipe or a device.
 
-    follows_link: the path itself may be a link. A link in its place is an error of the system (ELOOP) otherwise.
+    follows_link: whether the path itself may be a link; if not, a link raises the system's error ELOOP.
 
     Raises:
         NotRegular: it is a pipe, a socket or a device.
         IsADirectoryError: it is a folder.
         OSError: it cannot be opened.
     """
-    # O_NONBLOCK: a named pipe that nobody writes to would keep us waiting. A regular file is read as without it.
+    # O_NONBLOCK: opening a named pipe would wait for a writer. It changes nothing for a regular file.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         fd = os.open(path, flags if follows_link else flags | os.O_NOFOLLOW)
@@ -445,7 +445,7 @@ def read_regular(path: Path) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: it is none, or cannot be read.
+        OSError: it is not a regular file, or cannot be read.
     """
     with open_regular(path) as file:
         return file.read()
@@ -454,13 +454,13 @@ def read_regular(path: Path) -> bytes:
 def _not_regular(path: Path, mode: int) -> OSError:
     if stat.S_ISDIR(mode):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return NotRegular(errno.EINVAL, _OTHER_KINDS.get(stat.S_IFMT(mode), "Is no regular file"), str(path))
+    return NotRegular(errno.EINVAL, _OTHER_KINDS.get(stat.S_IFMT(mode), "Is not a regular file"), str(path))
 
 
 def in_words(error: BaseException) -> str:
-    """Return the error's message, without the exception's class name where the message is clear alone.
+    """Return the error's message on one line, without the exception's class name if it is clear without.
 
-    Any other kind than OSError, RuntimeError, ValueError and KeyError is a bug of ours, and is called so with its name.
+    Errors other than OSError, RuntimeError, ValueError and KeyError are reported as our bugs, with their class.
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

@@ -1,8 +1,8 @@
-"""Sample logs: the records of measuring as JSON lines of a file, how they are appended, read and followed.
+"""Sample logs: measurements as JSON lines of a file, with functions to append, read and follow them.
 
-The file is the interface between measuring and all that follows. Each line is one record, written whole by one system
-call, so that a process that dies loses at most its last line.
-In a node's log only every `WHOLE_EACH`th beat is whole; the others hold changes.
+The file is the interface between measuring and everything after it. Each line is a record and is written by a single
+system call, so a process that dies loses at most its last line.
+A node's log has all samples only at every `WHOLE_EACH`th beat; the other beats hold changes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Mark = Literal["warm_up", "measured", "memory", "traced", "probe", "nccl_log", "
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
-    """A rank began a trial. Fresh ranks of one run append to the same file, trial after trial.
+    """A rank began a trial. The new processes of each trial append to the same file.
 
     gpu_uuid: of the GPU or MIG instance that the rank computes on, as CUDA reports it: without NVML's "GPU-" or
-    "MIG-". None on a CPU, and where it is unknown.
-    cpus: those that all threads of the rank are bound to, for example "0-31,64-95"; None if it is not bound.
+    "MIG-". None on a CPU, and if unknown.
+    cpus: the CPUs that all threads of the rank are bound to, for example "0-31,64-95"; None if it is not bound.
     """
 
     run: str
@@ -50,12 +50,13 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True, omit_defaults=True):
-    """Samples taken together. step counts from 0 with the first warm-up; only readings marked `measured` are speed.
+    """Samples taken together.
 
-    probe: of a probe; step then counts its measurements. nccl_log: of a probe too, but taken while NCCL logged its
-    choices, which slows the calls.
-    checkpoint: of one save. saving: of a step while a checkpoint was written in the background.
-    begun_ns: time from which on a probe's device did nothing but what was measured; None where nobody asks.
+    mark: only `measured` readings count for speed. `probe` belongs to a probe, and step then counts its measurements;
+    so does `nccl_log`, taken while NCCL logged its choices, which slows the calls. `checkpoint` belongs to a save, and
+    `saving` to a step during which a checkpoint was written in the background.
+    step: counts from 0 with the first warm-up.
+    begun_ns: time from which a probe's device did only the measured work; None if nothing needs it.
     """
 
     trial: int
@@ -77,7 +78,7 @@ class TimedAction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TimedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """The moment when a stage sent an action's output or asked for its input, in nanoseconds since the step began."""
+    """When a stage sent an action's output or requested its input, in nanoseconds since the step began."""
 
     end: MessageEnd
     kind: ActionKind
@@ -87,13 +88,13 @@ class TimedMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TimedActions(msgspec.Struct, frozen=True, tag="performed", kw_only=True):
-    """The actions of a rank's pipeline stages in one instrumented step, in order; such a step is no part of speed.
+    """The actions of a rank's pipeline stages in one instrumented step, in order; the step does not count for speed.
 
     begun_ns: when the step began, by the host's monotonic clock.
-    clock: identifies that clock: equal in all ranks that read the same one; None where it is unknown.
-    messages: in order; None where host times of them mean nothing, as on a GPU.
+    clock: identifies that clock: equal in all ranks that read the same clock; None if unknown.
+    messages: in order; None if their host times are meaningless, as on a GPU.
     core_waits_ns: for each action, the time that the rank's thread had waited for a core since the step began, at the
-        action's start and at its end; None where the system does not report it, or a device computes.
+        action's start and at its end; None if the system does not report it, or a device computes.
     """
 
     trial: int
@@ -107,7 +108,7 @@ class TimedActions(msgspec.Struct, frozen=True, tag="performed", kw_only=True):
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
-    """Something that is absent or was skipped in this trial, and why."""
+    """What is absent or was skipped in this trial, and why."""
 
     trial: int
     time_ns: int
@@ -115,9 +116,9 @@ class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
-    """A rank's own account of how its trial ended; a rank without one was killed or exited by itself.
+    """A rank's own report of how its trial ended; a rank without one was killed or exited by itself.
 
-    step: the step that the rank was in. error_type, error: of the exception; None where all went well.
+    step: the step that the rank was in. error_type, error: of the exception; None on success.
     """
 
     trial: int
@@ -145,7 +146,7 @@ class Polled(msgspec.Struct, frozen=True, tag="polled", kw_only=True):
 
 
 class Changed(msgspec.Struct, frozen=True, tag="changed", kw_only=True):
-    """The values that changed since the beat before, whose series are the same.
+    """The values that changed since the previous beat, which had the same series.
 
     since_ns: the time of the `Polled` that lists the series. values: (index in its samples, new value).
     """
@@ -185,7 +186,7 @@ class SampleLog:
                 os.write(self._fd, line[written:])
 
     def close(self, *, durable: bool = False) -> None:
-        """Close the file; with `durable` only after its bytes are on the disk."""
+        """Close the file; with `durable`, flush it to disk first."""
         with _as_unwritable(self._path):
             if durable:
                 os.fsync(self._fd)
@@ -201,13 +202,13 @@ def _as_unwritable(path: Path) -> Iterator[None]:
 
 
 def _end_broken_line(fd: int) -> None:
-    """End a half line that a dead writer left, so that the next record does not become part of it."""
+    """End a partial line that a dead writer left, so that the next record does not continue it."""
     size = os.fstat(fd).st_size
     if size and os.pread(fd, 1, size - 1) != b"\n":
         os.write(fd, b"\n")
 
 
-# Reading: a whole log, what was appended since the last look, or only the newest records.
+# Reading: a whole log, the records appended since the last read, or only the newest records.
 
 
 class NewerSchema(ValueError):
@@ -216,14 +217,14 @@ class NewerSchema(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The records of a log, and a line on each part of it that could not be read."""
+    """The records of a log, and a message for each line that could not be read."""
 
     records: list[Record]
     left_out: list[str] = field(default_factory=list)
 
 
 def read(path: Path) -> Contents:
-    """Read all records of a log; lines that cannot be read are left out and named.
+    """Read all records of a log; report the lines that cannot be read in `left_out`.
 
     Raises:
         NewerSchema: a newer version wrote the log.
@@ -237,7 +238,7 @@ def read(path: Path) -> Contents:
 
 
 class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A warm-up or measured step of a rank. step_s: None of one that was not timed, as of a convergence check."""
+    """A warm-up or measured step of a rank. step_s: None for an untimed step, for example of a convergence check."""
 
     mark: Mark
     trial: int
@@ -250,7 +251,7 @@ class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
 class Newest:
     """New content of a log: its newest records, and each step.
 
-    is_anew: the log became shorter and was read from its beginning, so that the steps reported before no longer count.
+    is_anew: the log became shorter and was read again from its beginning, so earlier steps no longer count.
     """
 
     records: list[Record]
@@ -259,7 +260,7 @@ class Newest:
 
 
 class Follower:
-    """Reads what was appended to a log since the last read. A file that does not exist yet is empty."""
+    """Reads the records appended to a log since the last read. A file that does not exist yet counts as empty."""
 
     def __init__(self, path: Path) -> None:
         self.left_out: list[str] = []
@@ -272,11 +273,11 @@ class Follower:
 
     @property
     def unfinished(self) -> int:
-        """Bytes after the last whole line."""
+        """Bytes after the last complete line."""
         return len(self._rest)
 
     def new(self) -> list[Record]:
-        """Return the records of all lines that were finished since the last call.
+        """Return the records of all lines completed since the last call.
 
         Raises:
             NewerSchema: a newer version wrote the log.
@@ -284,9 +285,9 @@ class Follower:
         return [record for number, line in self._lines() if (record := self._decode(number, line)) is not None]
 
     def newest(self) -> list[Record]:
-        """Return what `new` does, but only the last reading of each mark, and the last polled with the changes since.
+        """Return the records of `new`, but only the last reading of each mark, and the last `Polled` and its changes.
 
-        Older ones are not decoded, which makes this several times cheaper for a caller who wants the present only.
+        Older records are not decoded, so this is several times cheaper for callers that need only the present.
 
         Raises:
             NewerSchema: a newer version wrote the log.
@@ -294,9 +295,9 @@ class Follower:
         return self._newest(self._lines())
 
     def newest_and_steps(self) -> Newest:
-        """Return what `newest` does, and each warm-up or measured step of all lines, in order.
+        """Return the records of `newest`, and each warm-up or measured step of all lines, in order.
 
-        Of a step that is not among the newest records only the beginning of its line is read, and its time.
+        For a step that is not among the newest records, only the start of its line and its time are parsed.
 
         Raises:
             NewerSchema: a newer version wrote the log.
@@ -310,7 +311,7 @@ class Follower:
     def _newest(self, lines: list[tuple[int, bytes]]) -> list[Record]:
         kinds: set[tuple[bytes, ...]] = set()
         newest: list[tuple[int, bytes]] = []
-        # From the newest line backwards: the first line of each kind is wanted, and changes only until a `polled`.
+        # From the newest line backwards: take the first line of each kind, and changes only until a `polled`.
         for number, line in reversed(lines):
             kind = _kind(line)
             if kind in kinds or (kind == _CHANGED and _POLLED in kinds):
@@ -321,7 +322,7 @@ class Follower:
         return [record for number, line in reversed(newest) if (record := self._decode(number, line)) is not None]
 
     def _lines(self) -> list[tuple[int, bytes]]:
-        """Return the whole lines that were appended since the last call, with their numbers."""
+        """Return the complete lines appended since the last call, with their numbers."""
         if self._path.is_symlink() or not self._path.is_file():  # Also refuses a device, which may have no end.
             return []
         with open_to_read(self._path) as file:
@@ -368,23 +369,23 @@ _OLD_MARK = re.compile(rb'\{"type":"reading","trial":\d+,"time_ns":\d+,"mark":"(
 
 
 def _with_new_mark(line: bytes) -> bytes:
-    """Return the line with the mark that a reading of schema version 2 or older has since version 3."""
+    """Return the line with the old mark of schema version 2 or older replaced by its new name."""
     old = _OLD_MARK.match(line)
     return line if old is None else line[: old.start(1)] + _NEW_MARKS[old[1]] + line[old.end(1) :]
 
 
 _REPLACED = re.compile(rb'\{"type":"(reading|polled|changed)",(?:"trial":\d+,)?"time_ns":\d+,(?:"mark":"([a-z_]+)",)?')
-"""The beginning of a line that a later line of the same kind makes old; changes are also made old by a `polled`."""
+"""Start of a line that a later line of its kind supersedes; a later `polled` also supersedes changes."""
 _POLLED = (b"polled", b"")
 _CHANGED = (b"changed", b"")
 _ACCOUNT = f'"{ALLOCATED_BYTES.name}"'.encode()
-"""In readings that hold memory samples, which not all do: a reading without them does not make one with them old."""
+"""Marks readings with memory samples; a later reading without them does not supersede one with them."""
 
 
 def _kind(line: bytes) -> tuple[bytes, ...] | None:
-    """Return the key that a later line must share to make this one old; None for a line that must be decoded."""
+    """Return the key that a later line must share to supersede this line; None for a line that must be decoded."""
     match = _REPLACED.match(line)
-    # A whole line ends with its list of values and "]}" occurs nowhere inside it, so a line that was cut off shows.
+    # A complete line ends with its list of values, and "]}" occurs nowhere else in it, so this detects truncation.
     if match is None or not line.endswith(b"]}"):
         return None
     kind = match.groups(b"")
@@ -394,11 +395,11 @@ def _kind(line: bytes) -> tuple[bytes, ...] | None:
 _STEP = re.compile(rb'\{"type":"reading","trial":(\d+),"time_ns":(\d+),"mark":"(warm_up|measured)","step":(\d+),')
 _STEP_MARKS: dict[bytes, Mark] = {b"warm_up": "warm_up", b"measured": "measured"}
 _STEP_SECONDS = re.compile(rb'\["' + STEP_SECONDS.name.encode() + rb'",(-?[0-9][-+.0-9eE]*)[,\]]')
-"""In a text of a label its quotes would have backslashes, so this is found nowhere else."""
+"""Matches nowhere else: within a label's value, the quotes would be escaped."""
 
 
 def _step_of(line: bytes) -> LoggedStep | None:
-    """Return the step that a line belongs to; None for other lines and for a line that was cut off."""
+    """Return the step that a line records; None for other lines and for truncated lines."""
     match = _STEP.match(line)
     if match is None or not line.endswith(b"]}"):
         return None
@@ -409,7 +410,7 @@ def _step_of(line: bytes) -> LoggedStep | None:
 
 
 WHOLE_EACH = 60
-"""The first of so many beats is written whole, so that the loss of a line is soon repaired."""
+"""The first of this many beats is written whole, so that readers soon recover from a lost line."""
 
 
 def open_node_log(path: Path, *, run: str, node: int, now_ns: Callable[[], int] = time.time_ns) -> SampleLog:
@@ -428,9 +429,9 @@ def open_node_log(path: Path, *, run: str, node: int, now_ns: Callable[[], int] 
 
 
 class NodeLogWriter:
-    """Writes beats into a log that the caller opens and closes; the first one whole.
+    """Writes beats into a log that the caller opens and closes; the first beat is written whole.
 
-    A beat with a new or a missing series is written whole, which is how a reader learns of it.
+    A beat with a new or missing series is also written whole, which is how readers learn of it.
 
     Raises:
         LogUnwritable: from each call.
@@ -460,11 +461,11 @@ class NodeLogWriter:
 
 
 class NodeState:
-    """The newest state of a node, from the records of its log, handed in in order.
+    """The newest state of a node, from the records of its log, passed to `take` in order.
 
-    host: the node's name; "" before its log says it. time_ns: of the last beat, by the node's clock; None before the
-    first. Changes to a whole beat that was lost are
-    ignored until the next whole one.
+    Changes to a whole beat that was lost are ignored until the next whole beat.
+    host: the node's name; "" until a record names it. time_ns: of the last beat, by the node's clock; None before the
+    first.
     """
 
     def __init__(self) -> None:
@@ -474,7 +475,7 @@ class NodeState:
         self._whole_ns: int | None = None
 
     def take(self, record: Record) -> bool:
-        """Apply the record if it is a beat, and return whether it was one."""
+        """Apply a record; return whether it was a beat."""
         match record:
             case NodeOpened():
                 self.host = record.host

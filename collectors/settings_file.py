@@ -1,12 +1,12 @@
-"""Settings files: TOML becomes a checked struct, or one line says what is wrong, what is allowed and what to do.
+"""Settings files: reads TOML into a checked struct, or says in one line what is wrong, what is allowed and what to do.
 
-The form of a file is a msgspec struct, and refusals follow from its JSON Schema: a `title` there says what a text may
-be, a `description` what a key is for. Knows no form.
+The form of a file is a msgspec struct, and error messages follow from its JSON Schema: a `title` says what a string
+may be, a `description` what a key is for. Knows no particular form.
 
-Python's parser works behind limits, since somebody else may have written the file. Within them a file of a megabyte
-takes up to 3 s of one core and 100 MB, as measured on a virtual machine. Without them 24,000 dotted keys in deep tables
-take 8 s and 400 MB, a dotted key of 120 kB takes gigabytes, lists nested a thousand deep end the parser, and a number
-of any length cannot be shown.
+Limits protect Python's parser, since somebody else may have written the file. Within them a file of a megabyte takes up
+to 3 s of one core and 100 MB, as measured on a virtual machine. Without them 24,000 dotted keys in deep tables take 8 s
+and 400 MB, a dotted key of 120 kB takes gigabytes, lists nested a thousand deep crash the parser, and numbers may be
+too long to print.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from collectors.files import open_regular
 
 MOST_BYTES = 1_000_000
 MOST_PARTS = 16
-"""Parts of a key, as `a.b.c` has three."""
+"""Maximum parts of a key; `a.b.c` has three."""
 MOST_DEPTH = 16
-"""Lists and inline tables within each other."""
+"""Maximum nesting of lists and inline tables."""
 MOST_TABLES = 4_000
-"""Lines `[table]` and `[[table]]`, and dotted keys, which stand for tables; the parser takes up to 0.4 ms for each."""
+"""Maximum lines `[table]` and `[[table]]`, and dotted keys, which define tables; each takes the parser up to 0.4 ms."""
 _WHOLE = range(-(2**63), 2**63)
-"""Whole numbers that each reader of TOML must know."""
+"""Whole numbers that every TOML parser must accept."""
 _LAYOUT = str.maketrans("", "", "\n\r\t")
-"""Removes what lays out a text of several lines."""
+"""Removes the layout characters of a multi-line string."""
 
 _OPENING = re.compile("\"\"\"|'''|[\"'#]")
 _ENDS = {
@@ -43,15 +43,15 @@ _ENDS = {
     "'": re.compile("[^'\n]*+'"),
     "#": re.compile("[^\n]*+"),
 }
-"""What is left of each kind of text, and of a comment, behind its beginning.
+"""The rest of a string or comment, by its opening.
 
-No possessive quantifier stands behind a group: those of Python before 3.11.5 fail to match (CPython issue 106052).
+No group has a possessive quantifier: before Python 3.11.5 these fail to match (CPython issue 106052).
 """
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}")
-# A bracket, with the beginning of its line where it is the first there, or the last part of a dotted key.
+# A bracket, with the start of its line if nothing precedes it, or the last part of a dotted key.
 _MARK = re.compile(r"(?P<first>^[ \t]*+)?(?P<bracket>[\[\]{}])|\.[ \t]*+[\w-]++[ \t]*+=", re.MULTILINE)
 _WHERE = re.compile(r"(.*) \(at (?:(line \d+)(?:, column \d+)?|(end of document))\)", re.DOTALL)
-"""How Python's messages about TOML's grammar end."""
+"""Splits Python's messages about TOML's grammar into text and place."""
 _TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 
 
@@ -60,15 +60,15 @@ class BadToml(ValueError):
 
 
 class TomlLimit(BadToml):
-    """The text may be TOML, and is beyond a limit."""
+    """The text may be TOML, but exceeds a limit."""
 
 
 def read_toml(data: bytes) -> dict[str, Any]:
-    """Return the document.
+    """Return the document. A byte order mark, which some editors add, is skipped.
 
     Raises:
-        TomlLimit: it is beyond a limit, or has a text that cannot be printed.
-        BadToml: it is not UTF-8 text (a byte order mark, which some editors add, is skipped), or not TOML.
+        TomlLimit: it exceeds a limit, or has a string that cannot be printed.
+        BadToml: it is not UTF-8 text, or not TOML.
     """
     if len(data) > MOST_BYTES:
         raise TomlLimit(f"it has more than {MOST_BYTES:,} bytes; shorten it")
@@ -81,29 +81,29 @@ def read_toml(data: bytes) -> dict[str, Any]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadToml(_line_first(str(error))) from None
-    except ValueError:  # Python reads no number of more than 4,300 digits.
+    except ValueError:  # Python rejects numbers of more than 4,300 digits.
         raise TomlLimit("it has a whole number beyond 64 bits; give a smaller one") from None
     _check_values(document, ())
     return document
 
 
 def _line_first(text: str) -> str:
-    """Return Python's message with its line first, and in plain words for a table or key that is there twice.
+    """Return Python's message with its line first, and in plain words for a duplicate table or key.
 
-    "Cannot declare ('case', 'ddp') twice (at line 9, column 10)" becomes "line 9: [case.ddp] is there twice; ...".
+    "Cannot declare ('case', 'ddp') twice (at line 9, column 10)" becomes "line 9: [case.ddp] is defined twice; ...".
     """
     where = _WHERE.fullmatch(text)
-    what, line = (text, "") if where is None else (where[1], f"{where[2] or where[3]}: ")
-    if (twice := _TWICE.fullmatch(what)) is not None:
+    message, line = (text, "") if where is None else (where[1], f"{where[2] or where[3]}: ")
+    if (twice := _TWICE.fullmatch(message)) is not None:
         table = ".".join(re.findall(r"'([^']*)'", twice[1]))
-        return f"{line}[{table}] is there twice; rename one"
-    if what == "Cannot overwrite a value":
+        return f"{line}[{table}] is defined twice; rename one"
+    if message == "Cannot overwrite a value":
         return f"{line}a key is given twice; give it once"
-    return f"{line}{' '.join(what.split())}; this is not TOML"
+    return f"{line}{' '.join(message.split())}; this is not TOML"
 
 
 def _check(text: str) -> None:
-    """Refuse what the parser could not take, judged by the document without its texts and comments."""
+    """Refuse a document that the parser could not handle, judged without its strings and comments."""
     rest = _without_texts(text)
     if (long_key := _LONG_KEY.search(rest)) is not None:
         line = rest.count("\n", 0, long_key.start()) + 1
@@ -111,7 +111,7 @@ def _check(text: str) -> None:
     depth = tables = 0
     for mark in _MARK.finditer(rest):
         bracket = mark["bracket"]
-        # Within a list, a bracket that is the first of its line begins no table.
+        # Within a list, a bracket at the start of a line does not open a table.
         tables += bracket is None or (depth == 0 and mark["first"] is not None)
         if bracket is not None:
             depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
@@ -123,9 +123,9 @@ def _check(text: str) -> None:
 
 
 def _without_texts(text: str) -> str:
-    """Return the document with a letter for each text, which may be a part of a key, and without comments.
+    """Return the document without comments and with a letter for each string, which may be part of a key.
 
-    The lines stay, to be counted. At a text without an end it ends, as the parser does.
+    Line breaks are kept, so lines can be counted. The result stops at an unterminated string, like the parser.
     """
     parts, place = [], 0
     while (opening := _OPENING.search(text, place)) is not None:
@@ -139,7 +139,7 @@ def _without_texts(text: str) -> str:
 
 
 def _check_values(value: Any, key: tuple[str, ...]) -> None:
-    """Refuse numbers that not every reader of TOML knows, and texts that no terminal and no command can take."""
+    """Refuse numbers that not every TOML parser accepts, and strings that terminals and commands cannot handle."""
     if isinstance(value, dict):
         for name, item in value.items():
             _check_values(item, (*key, name))
@@ -154,16 +154,16 @@ def _check_values(value: Any, key: tuple[str, ...]) -> None:
         raise TomlLimit(f"{'.'.join(key)} has a character that cannot be printed; leave it out")
 
 
-# A document becomes a struct.
+# From a document to a struct.
 
 Form = TypeVar("Form", bound=msgspec.Struct)
 JsonSchema: TypeAlias = dict[str, Any]
 _VALUE_SHOWN = 60
-"""Letters of a wrong value that a message shows."""
+"""Maximum length of a wrong value in a message."""
 _FEW = 16
-"""So many allowed words are all in a message; of more, the nearest where one is near."""
+"""A message lists up to this many allowed words; if there are more, it offers a similar one."""
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
-"""A step of msgspec's paths, such as `.ranks`, `[0]`, or `[...]` for any key of a table."""
+"""A step of msgspec's paths: `.ranks`, `[0]`, or `[...]` for any key of a table."""
 
 
 class BadSettings(ValueError):
@@ -186,10 +186,10 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def check(document: Mapping[str, Any], form: type[Form], file: str) -> Form:
-    """Return the document as a struct. form: it and its tables forbid unknown fields. file: its name, for messages.
+    """Return the document as a struct. form: must forbid unknown fields, also in tables. file: name for messages.
 
     Raises:
-        BadSettings: a key is unknown or missing, a value is not allowed, or the file is of a newer program.
+        BadSettings: a key is unknown or missing, a value is not allowed, or the file is for a newer version.
     """
     try:
         return msgspec.convert(document, form)
@@ -198,7 +198,7 @@ def check(document: Mapping[str, Any], form: type[Form], file: str) -> Form:
 
 
 def _refusal(document: Mapping[str, Any], form: type[msgspec.Struct], text: str) -> str:
-    """Return msgspec's refusal in our words."""
+    """Rewrite msgspec's error message."""
     whole = msgspec.json.schema(form)
     version = document.get("schema_version")
     newest = next(_schemas_at(whole, whole, ["schema_version"]), {}).get("maximum")
@@ -207,15 +207,15 @@ def _refusal(document: Mapping[str, Any], form: type[msgspec.Struct], text: str)
             f"schema_version is {version}, and this program reads {newest}; use the version of parallel-observatory"
             " that the file was written for"
         )
-    what, _, place = text.partition(" - at `")
+    problem, _, place = text.partition(" - at `")
     is_key = place.startswith("key` in `")
     keys = _keys_to(document, form, text, place.removeprefix("key` in `") + "[...]" * is_key)
-    (word,) = re.findall(r"(?:unknown|required) field `(.*)`", what, re.DOTALL) or [None]
+    (word,) = re.findall(r"(?:unknown|required) field `(.*)`", problem, re.DOTALL) or [None]
     if word is not None:
-        # Of an optional table, the schema is also that of nothing.
+        # An optional table also has a schema for null.
         (table,) = (schema for schema in _schemas_at(whole, whole, keys) if "properties" in schema)
         known, name = table["properties"], dotted([*keys, word])
-        if "unknown" in what:
+        if "unknown" in problem:
             near = near_name(word, known)
             return f"unknown key '{name}'; " + (f"did you mean '{near}'?" if near else f"it may be {', '.join(known)}")
         words = known[word].get("description", "").rstrip(".") or allowed(known[word])
@@ -233,9 +233,9 @@ def _refusal(document: Mapping[str, Any], form: type[msgspec.Struct], text: str)
 
 
 def _keys_to(document: Mapping[str, Any], form: type[msgspec.Struct], text: str, place: str) -> list[Any]:
-    """Return the keys that lead to what msgspec refuses.
+    """Return the keys that lead to the value that msgspec refuses.
 
-    Where msgspec writes [...] for a key of a table, it is the one whose value alone is refused in the same words.
+    msgspec writes [...] for any key of a table. The key meant is the one that gives the same error alone.
     """
     keys: list[Any] = []
     table: Any = document
@@ -259,7 +259,7 @@ def _is_refused(document: object, form: type[msgspec.Struct], text: str) -> bool
 
 
 def _replaced(document: Any, keys: Sequence[Any], value: object) -> object:
-    """Return a copy of the document with another value behind these keys."""
+    """Return a copy of the document with another value at these keys."""
     if not keys:
         return value
     copied = document.copy()
@@ -268,7 +268,7 @@ def _replaced(document: Any, keys: Sequence[Any], value: object) -> object:
 
 
 def _schemas_at(whole: JsonSchema, schema: JsonSchema, keys: Sequence[Any]) -> Iterator[JsonSchema]:
-    """Yield the schemas that what stands behind these keys may fulfil. whole: has the definitions."""
+    """Yield the schemas that apply to the value at these keys. whole: the schema with the definitions."""
     if "$ref" in schema:
         yield from _schemas_at(whole, whole["$defs"][schema["$ref"].rpartition("/")[2]], keys)
     elif "anyOf" in schema:
@@ -283,11 +283,11 @@ def _schemas_at(whole: JsonSchema, schema: JsonSchema, keys: Sequence[Any]) -> I
             yield from _schemas_at(whole, within, keys[1:])
 
 
-# Words of messages.
+# Wording of messages.
 
 
 def allowed(schema: JsonSchema) -> str:
-    """Return what a value of this JSON Schema may be, in words."""
+    """Describe in words what this JSON Schema allows."""
     kind = schema.get("type")
     if "anyOf" in schema:
         each = [branch for branch in schema["anyOf"] if branch.get("type") != "null"]
@@ -325,16 +325,15 @@ def dotted(keys: Iterable[str | int]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the value for a message: as TOML has it, and not too long."""
+    """Return the value for a message, as TOML writes it, shortened if it is long."""
     text = json.dumps(value, default=str)
     return text if len(text) <= _VALUE_SHOWN else f"{text[: _VALUE_SHOWN - 3]}..."
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this one was probably meant to be; None where none is near.
+    """Return the known name that was probably meant; None if none is similar.
 
-    A near name shares two letters of three with it, such as ddp with dpp, or begins with it, as ring_attention with
-    ring.
+    A similar name shares two thirds of its letters (ddp and dpp), or begins with this one (ring_attention and ring).
     """
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
@@ -343,6 +342,6 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return an offer of the known name that is nearest; empty where none is near."""
+    """Return a hint with the most similar known name; empty if none is similar."""
     near = near_name(name, known)
     return "" if near is None else f'; did you mean "{near}"?'

@@ -1,4 +1,4 @@
-"""Listening sockets: the one place that opens them, and that reads whose a port or a connection is.
+"""Listening sockets: opens them, and finds the user behind a port or a connection.
 
 Knows neither HTTP nor agents.
 """
@@ -18,12 +18,12 @@ from typing import Any
 from collectors.files import user_name
 
 BACKLOG = 128
-"""Connections waiting to be accepted; after a restart more come than socketserver's 5."""
+"""Maximum number of connections waiting to be accepted; socketserver's 5 are too few after a restart."""
 
 _PROC_NET = Path("/proc/net")
 _LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp."""
-# Of linux/netlink.h and linux/sock_diag.h.
+# From linux/netlink.h and linux/sock_diag.h.
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
@@ -36,7 +36,7 @@ class CannotListen(RuntimeError):
 
 
 class PortTaken(CannotListen):
-    """Another program listens at the port already. is_ours: whether it belongs to the user of this process."""
+    """Another program already listens on the port. is_ours: whether it belongs to the user of this process."""
 
     def __init__(self, text: str, *, is_ours: bool) -> None:
         super().__init__(text)
@@ -44,11 +44,11 @@ class PortTaken(CannotListen):
 
 
 def listen(host: str, port: int, *, backlog: int = BACKLOG) -> socket.socket:
-    """Return a socket that listens at this address; at a free port, where it is 0.
+    """Return a socket that listens at this address; port 0 takes a free port.
 
     Raises:
         PortTaken: another program listens there.
-        CannotListen: the host is no address of this machine, or the port may not be used.
+        CannotListen: the host is not an address of this machine, or this user may not use the port.
     """
     where = f"port {port} of {host}" if port else host
     try:
@@ -60,19 +60,19 @@ def listen(host: str, port: int, *, backlog: int = BACKLOG) -> socket.socket:
             listener.listen(backlog)
             undo.pop_all()
         return listener
-    except UnicodeError:  # A name with an empty part, a part of over 63 letters, or letters that no name may have.
+    except UnicodeError:  # The name has an empty part, a part of over 63 letters, or forbidden letters.
         raise CannotListen(f"host {host!r} is neither a host name nor an address") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             holder = holder_of(host, port)
             raise PortTaken(f"{where} is taken by {holder}", is_ours=holder == _OWN_PROGRAM) from None
-        raise CannotListen(f"{where} cannot be listened at: {error.strerror or error}") from None
+        raise CannotListen(f"cannot listen at {where}: {error.strerror or error}") from None
     except OverflowError:
         raise CannotListen(f"port {port} does not exist; use 0 to 65535") from None
 
 
 def holder_of(host: str, port: int) -> str:
-    """Return whose program listens at the address, as `another program of user ana (uid 1003)`."""
+    """Return whose program listens at the address, for example `another program of user ana (uid 1003)`."""
     uids = uids_at(host, port)
     if not uids:
         return "another program"
@@ -81,14 +81,14 @@ def holder_of(host: str, port: int) -> str:
 
 
 def is_held_by_us(host: str, port: int) -> bool:
-    """Return whether programs of this process's user listen at the address, and nobody else's."""
+    """Return whether this process's user, and nobody else, has programs that listen at the address."""
     return uids_at(host, port) == {os.getuid()}
 
 
 def uids_at(host: str, port: int) -> set[int]:
     """Return the users whose programs listen at the address or at all addresses; empty if /proc does not show it.
 
-    Source: proc(5), /proc/net/tcp: local address and port in hexadecimal, state, user id.
+    Source: proc(5), /proc/net/tcp: hexadecimal local address and port, state, user id.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -97,7 +97,7 @@ def uids_at(host: str, port: int) -> set[int]:
     addresses = {ipaddress.ip_address(address[0]) for *_, address in resolved}
     uids = set()
     for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):  # No IPv6, or no /proc of Linux.
+        with contextlib.suppress(OSError):  # The machine has no IPv6, or is not Linux.
             for line in (_PROC_NET / name).read_text().splitlines()[1:]:
                 _, local, _, state, _, _, _, uid, *_ = line.split()
                 address, _, local_port = local.partition(":")
@@ -110,7 +110,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def _address(text: str) -> _Address:
-    """Return the address of /proc/net: words of 32 bits in this machine's order, so that 0100007F is 127.0.0.1."""
+    """Parse an address of /proc/net: 32-bit words in this machine's byte order, so 0100007F is 127.0.0.1."""
     words = [int(text[place : place + 8], 16).to_bytes(4, sys.byteorder) for place in range(0, len(text), 8)]
     return _plain(b"".join(words))
 
@@ -120,16 +120,16 @@ def _is_reached(listening: _Address, addresses: set[_Address]) -> bool:
 
 
 def network_of(client: tuple[Any, ...], own: tuple[Any, ...]) -> str:
-    """Return the key of a client: a user of this machine, a /64 of IPv6, or one IPv4 address.
+    """Return the key of a client: a user of this machine, a /64 network of IPv6, or an IPv4 address.
 
-    All clients of this machine whose user the kernel does not show count as a single client.
+    All clients on this machine whose user the kernel does not show share a key.
 
     client, own: address and port of both ends of the connection, as `getpeername` and `getsockname` give them.
     """
     address, own_address = _plain(client[0]), _plain(own[0])
     if address.is_loopback or address == own_address:
         uid = _uid_of_client(address, client[1], own_address, own[1])
-        # Without the user's name: a directory server that is slow must keep no client waiting.
+        # No user name: looking it up could wait for a slow directory server.
         return "this machine" if uid is None else f"uid {uid} on this machine"
     if address.version == 6:
         return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
@@ -137,16 +137,16 @@ def network_of(client: tuple[Any, ...], own: tuple[Any, ...]) -> str:
 
 
 def _uid_of_client(address: _Address, port: int, own: _Address, own_port: int) -> int | None:
-    """Return the user whose socket is the other end of a connection within this machine; None where it is not known.
+    """Return the user who owns the other end of a connection within this machine; None if unknown.
 
-    The kernel looks up this one socket. /proc/net/tcp lists all of them, which takes 40 ms where somebody has left ten
-    thousand closed ones.
+    The kernel looks up this socket alone. /proc/net/tcp lists all sockets, which takes 40 ms if there are ten thousand
+    closed ones.
     Source: sock_diag(7), struct inet_diag_req_v2 and inet_diag_msg.
     """
     if address.version != own.version or not hasattr(socket, "AF_NETLINK"):
         return None
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    # The socket: ports, addresses of 16 bytes, any interface, no cookie.
+    # The socket: ports, 16-byte addresses, any interface, no cookie.
     ends = struct.pack("!HH16s16sI8s", port, own_port, address.packed, own.packed, 0, b"\xff" * 8)
     request = struct.pack("=BBxxI", family, socket.IPPROTO_TCP, _ANY_STATE) + ends
     # The header: length, kind, flags, number, sender.
@@ -160,13 +160,13 @@ def _uid_of_client(address: _Address, port: int, own: _Address, own_port: int) -
     _, kind, *_ = struct.unpack_from("=IHHII", reply)
     if kind != _SOCK_DIAG_BY_FAMILY:
         return None
-    # Behind the header: family, state, timer, retransmissions; ends, expiry, two queues; then user and inode.
+    # After the header: family, state, timer, retransmissions; ends, expiry, two queues; then user and inode.
     state, uid, inode = struct.unpack_from("=xBxx48x12xII", reply, 16)
-    # A socket that its program has closed has no inode, and would count as root's.
+    # A socket that its program has closed has no inode, and the kernel reports root as its user.
     return None if state == int(_LISTEN, 16) or inode == 0 else uid
 
 
 def _plain(host: str | bytes) -> _Address:
-    """Return the address, of IPv4 where it is one within IPv6."""
+    """Return the address; an IPv4 address that is mapped into IPv6 becomes plain IPv4."""
     address = ipaddress.ip_address(host)
     return getattr(address, "ipv4_mapped", None) or address

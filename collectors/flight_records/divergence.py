@@ -1,8 +1,8 @@
-"""Finds the first call on which ranks differ, by their Flight Records, and the rank that the others wait for.
+"""Finds the first call in which ranks differ, from their Flight Records, and the rank that the others wait for.
 
-Ranks of a process group enter its collectives in the same order, and each collective has a number in the record. So two
-records are compared group by group and number by number. Messages have no number that both ends share: they are counted
-from the start, and left out where a record has forgotten its start.
+Ranks of a process group enter its collectives in the same order, and each collective has a number in the record. So
+records are compared group by group and number by number. The two ends of a message share no number: messages are
+counted from the start, and left out if a record has lost its start.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from collectors.rank.flight_entries import Entry, Work, call_name, message_ends,
 from collectors.traces.event_names import OTHER
 
 ALIKE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"})
-"""Collectives for which all ranks must give tensors of the same type and number of elements."""
+"""Collectives to which all ranks must pass tensors of the same type and number of elements."""
 SHOWN = 4
-"""Sizes that are named of a call; a coalesced one may have hundreds."""
+"""Maximum number of a call's sizes to list; a coalesced call may have hundreds."""
 
 Kind = Literal["different", "missing", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A collective, a message, or several that were coalesced, as one rank entered them.
+    """A collective, a message, or several coalesced ones, as a rank entered it.
 
-    is_complete: on NCCL the device completed it; on gloo nothing waits for it any longer.
-    has_begun: the device began it; None where torch did not time it, and on gloo.
+    is_complete: on NCCL, the device completed it; on gloo, nothing waits for it any longer.
+    has_begun: the device began it; None if torch did not time it, and on gloo.
     where: the innermost line of the program outside torch; None if the dump has no stacks.
     """
 
@@ -45,11 +45,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first call of a process group that not all its ranks entered alike, or completed.
+    """The first call of a process group that ranks entered differently, or that some did not enter or complete.
 
-    number: counted from the group's first collective, or message in this direction, which is 1.
-    entered: what each rank entered. absent: ranks that left a dump and did not enter it. without_dump: ranks of the
-    group that left none.
+    number: counted from 1, the group's first collective or its first message in this direction.
+    entered: the call of each rank. absent: ranks with a dump that did not enter the call. without_dump: ranks of the
+    group without a dump.
     """
 
     kind: Kind
@@ -67,8 +67,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """What the records show. ranks: those that the others wait for; empty if none can be named. first: the difference
-    that shows it; None if there is no difference."""
+    """The result of a comparison. ranks: those that the others wait for; empty if none can be named. first: the
+    difference that shows it; None if there is no difference."""
 
     kind: Literal["different", "missing", "no dump", "cycle", "incomplete", "alike"]
     ranks: tuple[int, ...]
@@ -77,7 +77,7 @@ class Blame:
 
 @dataclass(slots=True)
 class _Sequence:
-    """Calls that some ranks make in the same order, by rank and number. ranks: all that take part, if known."""
+    """Calls that some ranks make in the same order, by rank and number. ranks: all participants, if known."""
 
     group: str
     ranks: tuple[int, ...] | None
@@ -85,21 +85,21 @@ class _Sequence:
 
 
 def compare(dumps: Sequence[Dump]) -> list[Difference]:
-    """Return the first difference of each process group that has one, and of each direction of its messages."""
+    """Return the first difference in each process group's collectives, and in each direction of its messages."""
     by_rank = {dump.rank: dump for dump in dumps}
-    found = (_difference(sequence, by_rank) for sequence in _sequences(dumps))
+    differences = (_difference(sequence, by_rank) for sequence in _sequences(dumps))
     return sorted(
-        (difference for difference in found if difference is not None),
+        (difference for difference in differences if difference is not None),
         key=lambda difference: min(call.created_ns for call in difference.entered.values()),
     )
 
 
 def blame(differences: Sequence[Difference], dumps: Sequence[Dump]) -> Blame:
-    """Return which rank the others wait for.
+    """Return the ranks that the others wait for.
 
-    Ranks that entered different collectives come first: whatever follows may be a consequence. Then a rank of a group
-    that left no dump: its process may be gone. Then a rank that did not enter what others entered, and that waits for
-    none itself. If each waits for another, they entered their groups in different orders.
+    Ranks that entered different collectives come first: everything after may be a consequence. Next come ranks without
+    a dump, whose process may be gone. Then ranks that did not enter a call of the others and wait for none themselves.
+    If each rank waits for another, they entered their groups in different orders.
     """
     for difference in differences:
         if difference.kind == "different":
@@ -120,7 +120,7 @@ def blame(differences: Sequence[Difference], dumps: Sequence[Dump]) -> Blame:
 
 
 def _minority(difference: Difference) -> tuple[int, ...]:
-    """Return the ranks whose call fewer ranks made than any other; none where two calls have equally many."""
+    """Return the ranks that did not make the most common call; none if two calls are equally common."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, call in difference.entered.items():
         alike[call.signature].append(rank)
@@ -131,7 +131,7 @@ def _minority(difference: Difference) -> tuple[int, ...]:
 
 
 def _behind(difference: Difference) -> tuple[int, ...]:
-    """Return the ranks whose devices lack what those of others have: to have begun the call, or else completed it."""
+    """Return the ranks whose devices, unlike others, have not begun the call, or else have not completed it."""
     calls = difference.entered
     tests: tuple[Callable[[Call], bool], ...] = (
         lambda call: call.has_begun is not False,
@@ -178,12 +178,12 @@ def _sequences(dumps: Sequence[Dump]) -> list[_Sequence]:
 def _difference(sequence: _Sequence, dumps: Mapping[int, Dump]) -> Difference | None:
     """Return the first call that ranks entered differently; else the first that a rank did not enter or complete.
 
-    A call that a rank has not completed is not the cause of what others have not entered, if another rank completed it:
-    torch looks at devices now and then only.
+    If some ranks miss a later call, an earlier call that any rank completed is not to blame, even if it looks
+    incomplete on other ranks: torch checks devices only occasionally.
     """
     calls = sequence.calls
     members = sequence.ranks or tuple(sorted(calls))
-    # A rank without an entry of this group entered none, unless its record may have forgotten them.
+    # A rank without entries of this group entered no call, unless its record has lost its oldest entries.
     silent = (rank for rank in members if rank in dumps and rank not in calls and not dumps[rank].has_forgotten)
     last = {rank: max(numbered) for rank, numbered in calls.items()} | dict.fromkeys(silent, 0)
 
@@ -222,7 +222,7 @@ def _entered(sequence: _Sequence, number: int) -> dict[int, Call]:
 
 
 def call_of(work: Work, *, is_timed: bool = False) -> Call:
-    """Return the call. is_timed: the record says which calls devices have begun."""
+    """Return the call of a work. is_timed: the record has the calls that the device has begun."""
     first, end = work.entries[0], work.end
     names = [work.coalesced] if work.coalesced != OTHER else list(dict.fromkeys(map(call_name, work.entries)))
     tensors = [
@@ -245,13 +245,13 @@ def call_of(work: Work, *, is_timed: bool = False) -> Call:
 
 
 def _elements(entry: Entry) -> tuple[object, ...]:
-    """Return what all ranks must give alike: numbers of elements in and out, and their types."""
+    """Return what must be equal on all ranks: numbers of input and output elements, and the types."""
     given, filled = (sum(map(math.prod, sizes)) for sizes in (entry.input_sizes, entry.output_sizes))
     return given, filled, *sorted(set(entry.input_dtypes))
 
 
 def _is_passed_over(file: PurePath) -> bool:
-    """Whether a file is torch's, or the watch's own, which wraps some of torch's functions."""
+    """Return whether a file belongs to torch, or to the watch, which wraps some of torch's functions."""
     return "torch" in file.parts or file.name == "observatory_watch_hooks.py"
 
 

@@ -1,7 +1,7 @@
-"""Reads dumps of torch's Flight Recorder, of any program: the pickles that torch writes on a timeout, and its JSON.
+"""Reads dumps of torch's Flight Recorder from any program: the pickles that torch writes on a timeout, and its JSON.
 
 A pickle can run code when it is read. torch's dumps consist of dictionaries, lists, tuples, strings and numbers; the
-reader makes nothing else.
+reader creates nothing else.
 Source: FlightRecorderDetail.hpp, dump, dump_json and getPgConfigJson (torch 2.11 and 2.13).
 """
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class NotADump(ValueError):
-    """The content is no dump of the Flight Recorder, or is damaged."""
+    """The content is not a dump of the Flight Recorder, or is damaged."""
 
 
 class Frame(msgspec.Struct):
-    """A line of the program that made a call. name: of the function."""
+    """A frame of a call's stack. name: of the function."""
 
     name: str
     filename: str
@@ -52,9 +52,9 @@ class _Content(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """The record of one rank.
+    """The record of a rank.
 
-    entries: oldest first. groups: the ranks of each process group by its name; gloo's record lacks them (torch 2.13).
+    entries: oldest first. groups: the ranks of each process group by name; gloo's record lacks them (torch 2.13).
     """
 
     rank: int
@@ -63,7 +63,7 @@ class Dump:
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether the recorder's buffer was full, so that the oldest entries are gone."""
+        """Whether the recorder's buffer overflowed, so that the oldest entries are gone."""
         return bool(self.entries) and self.entries[0].record_id > 0
 
 
@@ -71,7 +71,7 @@ def read_dump(content: bytes, rank: int) -> Dump:
     """Return the record of a rank from a dump.
 
     Raises:
-        NotADump: it is none, or it is damaged. The text says what it is, for people.
+        NotADump: the content is not a dump, or is damaged; the message says what it is.
     """
     try:
         if content.lstrip()[:1] == b"{":
@@ -104,12 +104,12 @@ def read_dump(content: bytes, rank: int) -> Dump:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks in torch's text of them: "[0, 1]"."""
+    """Parse torch's text of ranks: "[0, 1]"."""
     return tuple(int(number) for number in re.findall(r"\d{1,9}", text))
 
 
 class _Foreign(Exception):
-    """A pickle names a type or function that no dump holds."""
+    """A pickle names a type or function that no dump contains."""
 
 
 def _as_list(items: list[T]) -> list[T]:
@@ -117,7 +117,7 @@ def _as_list(items: list[T]) -> list[T]:
 
 
 class _Plain(pickle.Unpickler):
-    """Makes builtin values, and the lists of numbers that torch's own pickler marks as such; nothing else."""
+    """Creates only builtin values, and the lists of numbers that torch's own pickler marks."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in {("torch.jit._pickle", f"build_{kind}list") for kind in ("int", "double", "bool")}:

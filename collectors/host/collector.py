@@ -20,16 +20,16 @@ from collectors.metrics.metric import Sample
 from workloads.cost_models.absent import Absent
 
 MODERATE_S = 0.5
-"""Pause for parts of dozens of small files: read at each beat of 1 s, but not at each of 0.1 s."""
+"""Pause for parts with dozens of small files: read at each beat of 1 s, but not at each of 0.1 s."""
 SELDOM_S = 5.0
-"""Pause for hundreds of counters that seldom change, each a question to an adapter's firmware."""
+"""Pause for hundreds of counters that rarely change, each of which queries an adapter's firmware."""
 
 
 ROOT = Path("/")
 
 
 def parts(folders: Sequence[Path]) -> tuple[HostPart, ...]:
-    """Return every part of the host in order, with nothing read yet. folders: whose file systems are watched."""
+    """Return every part of the host, in order; reads nothing yet. folders: their file systems are watched."""
     return (
         HostPart(name="identity", read=system.read_identity, pause_s=SELDOM_S),
         HostPart(name="CPU time", read=CpuTime().read),
@@ -48,7 +48,7 @@ def parts(folders: Sequence[Path]) -> tuple[HostPart, ...]:
 
 
 _FOR_GOOD = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EOPNOTSUPP})
-"""Errors of a kernel that does not have the figure, or not for us; any other error may pass."""
+"""Errors of a kernel that lacks the value or denies us access; any other error may be temporary."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class _Watched:
 
 
 class HostCollector:
-    """Reads the host's figures from its kernel; a part that the kernel withholds is absent, and no longer read.
+    """Reads the host's values from its kernel; a part that the kernel withholds is absent and not read again.
 
-    folders: the collector watches their file systems and that of the root folder. clock_ns: a monotonic clock.
+    folders: the collector watches their file systems and the root folder's. clock_ns: a monotonic clock.
     """
 
     name = "host"
@@ -89,7 +89,7 @@ class HostCollector:
         return tuple(self._reasons)
 
     def read(self) -> list[Sample]:
-        """Return the counters and levels of now; a part within its pause repeats its last ones."""
+        """Return the current counters and levels; a part within its pause repeats its last samples."""
         now_ns = self._clock_ns()
         for watched in self._watched:
             is_due = watched.read_ns is None or now_ns - watched.read_ns >= watched.part.pause_s * 1e9
@@ -99,7 +99,7 @@ class HostCollector:
         return [sample for watched in self._watched for sample in watched.samples]
 
     def close(self) -> None:
-        """Do nothing: nothing is held between two reads."""
+        """Do nothing: the collector holds no resources between reads."""
 
     def _ask(self, watched: _Watched) -> list[Sample]:
         name = watched.part.name

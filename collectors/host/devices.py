@@ -1,4 +1,4 @@
-"""The host's disks, file systems, network interfaces and InfiniBand ports: traffic, room, states, losses and errors."""
+"""The host's disks, file systems, network interfaces and InfiniBand ports: traffic, space, states, drops and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collectors.metrics.metric import Sample
 from workloads.cost_models.absent import Absent
 
 _SECTOR_BYTES = 512
-"""Size of a sector in /proc/diskstats, whatever the disk's own sectors are."""
+"""Size of a sector in /proc/diskstats, whatever the disk's own sector size is."""
 _VIRTUAL = "/virtual/"
 _DISK_DIRECTIONS = {"read": 3, "written": 7}
 """Index of a direction's first column: requests, merged requests, sectors, milliseconds."""
@@ -22,9 +22,9 @@ _BUSY_MS = 12
 
 
 def read_disks(files: KernelFiles) -> Iterator[Sample]:
-    """Return bytes, requests and seconds of each disk that is a separate device.
+    """Return bytes, requests and seconds of each physical disk.
 
-    Disks made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count them twice.
+    Disks made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count traffic twice.
     """
     disks = set()
     for name in files.names("sys/block"):
@@ -46,12 +46,12 @@ def read_disks(files: KernelFiles) -> Iterator[Sample]:
 
 
 def read_filesystems(folders: Sequence[Path]) -> Callable[[KernelFiles], Iterable[HostAnswer]]:
-    """Return a reader of the room on the file systems of these folders; folders on one file system count once."""
+    """Return a reader of the space on the file systems of these folders; folders on one file system count once."""
 
     def read(files: KernelFiles) -> Iterator[HostAnswer]:
         known = set()
         for folder in folders:
-            # A folder that is not there yet will be where its parent is.
+            # A folder that does not exist yet will be on its parent's file system.
             paths = (files.root / str(place).lstrip("/") for place in (folder, *folder.parents))
             try:
                 path = next(path for path in paths if path.exists())
@@ -91,12 +91,12 @@ def read_network(files: KernelFiles) -> Iterator[Sample]:
 
 
 CLASS = "sys/class/infiniband"
-"""Where the kernel lists ports for RDMA: InfiniBand's, and those of adapters for RoCE."""
+"""The kernel's folder of RDMA ports, of InfiniBand and RoCE adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """One port. device, number: the kernel's names; folder: where the port's files are."""
+    """An RDMA port. device, number: the kernel's names; folder: of the port's files."""
 
     device: str
     number: str
@@ -118,7 +118,7 @@ def ports(files: KernelFiles) -> Iterator[Port]:
 
 
 def counters(files: KernelFiles, port: Port, folder: str, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the wanted counters that the port has; adapters and drivers differ.
+    """Return those of the named counters that the port has; adapters and drivers differ.
 
     Raises:
         OSError: the port does not answer.
@@ -142,7 +142,7 @@ _WAIT = "port_xmit_wait"
 
 
 def read_infiniband(files: KernelFiles) -> Iterator[HostAnswer]:
-    """Return state, speed and bytes of each port; one that does not answer has a reason, and the others are read."""
+    """Return state, speed and bytes of each port; a port that does not answer yields a reason instead."""
     active = list(ports(files))
     if not active:
         yield Absent(f"no InfiniBand or RoCE port (none in /{CLASS})")
@@ -157,12 +157,12 @@ def read_infiniband(files: KernelFiles) -> Iterator[HostAnswer]:
 
 def _port(files: KernelFiles, port: Port) -> Iterator[HostAnswer]:
     words = {name: files.text(f"{port.folder}/{name}").strip() for name in ("state", "link_layer", "phys_state")}
-    state, physical_state = (words[name].rpartition(": ")[2] for name in ("state", "phys_state"))  # Of "4: ACTIVE".
+    state, physical_state = (words[name].rpartition(": ")[2] for name in ("state", "phys_state"))  # From "4: ACTIVE".
     yield host.HOST_INFINIBAND_INFO.at(
         1, **port.labels, layer=words["link_layer"], state=state, physical_state=physical_state
     )
     if state == "ACTIVE":  # A port that is down reports the rate of a link that it does not have.
-        gigabits = float(files.text(f"{port.folder}/rate").split()[0])  # Of "400 Gb/sec (4X NDR)".
+        gigabits = float(files.text(f"{port.folder}/rate").split()[0])  # From "400 Gb/sec (4X NDR)".
         yield host.HOST_INFINIBAND_LINK.at(gigabits * 1e9 / 8, **port.labels)
     counts = counters(files, port, "counters", (*_DIRECTIONS.values(), _WAIT))
     if not counts.keys() >= set(_DIRECTIONS.values()):
@@ -200,12 +200,12 @@ _BY_FOLDER = {
         "rx_icrc_encapsulated",
     ),
 }
-"""counters: of any port; hw_counters: of RDMA on Mellanox adapters. port_rcv_switch_relay_errors is left out, since
-healthy adapters also count it."""
+"""counters: of any port; hw_counters: RDMA counters of Mellanox adapters. port_rcv_switch_relay_errors is left out,
+since healthy adapters also count it."""
 
 
 def read_infiniband_errors(files: KernelFiles) -> Iterator[HostAnswer]:
-    """Return errors of each port by kind; `read_infiniband` reports that there is no port."""
+    """Return errors of each port by kind; if there is no port, `read_infiniband` reports it."""
     for port in ports(files):
         try:
             for folder, names in _BY_FOLDER.items():

@@ -1,6 +1,6 @@
-"""Who a process of this node is: its name, and the container, pod and Slurm job that its cgroups name.
+"""Identifies a process of this node: its name, and the container, pod and Slurm job that its cgroups name.
 
-Asks no container runtime, no kubelet and no Slurm: the paths in /proc/PID/cgroup name what these put the process into.
+Queries no container runtime, no kubelet and no Slurm: the paths in /proc/PID/cgroup contain their names.
 Knows no GPU.
 """
 
@@ -14,17 +14,17 @@ from collectors.files import open_regular
 
 _PROC = Path("/proc")
 _MOST_BYTES = 1 << 16
-"""Bytes read of a file; a process has one cgroup in each hierarchy, at most a dozen."""
+"""Maximum bytes to read of a file; a process has a cgroup in each hierarchy, at most a dozen."""
 _MOST_CHARACTERS = 64
-"""Longer names, which only kernel threads have, are cut."""
+"""Maximum length of a name; only kernel threads have longer names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOwner:
-    """Who a process is; "" for what is unknown or none.
+    """The identity of a process; "" for a part that is unknown or does not exist.
 
-    process: its name, as `ps` shows it, which the process may choose. container_id: 64 hexadecimal digits.
-    pod_uid: as Kubernetes writes it; of a static pod the hash of its configuration. slurm_job: the job's number.
+    process: its name as `ps` shows it, which the process may choose. container_id: 64 hexadecimal digits.
+    pod_uid: as Kubernetes writes it; for a static pod, the hash of its configuration. slurm_job: the job's number.
     """
 
     process: str = ""
@@ -37,10 +37,7 @@ NOBODY = ProcessOwner()
 
 
 def read_owner(pid: int, proc: Path = _PROC) -> ProcessOwner:
-    """Return who a process of this node is; NOBODY where it has ended.
-
-    Of a process that another user may not look at, as with hidepid, nothing is known either.
-    """
+    """Identify a process of this node; returns NOBODY if it has ended or is hidden from this user (hidepid)."""
     return by_cgroups(_text(proc / f"{pid}/cgroup"), process=_plain(_text(proc / f"{pid}/comm")))
 
 
@@ -53,19 +50,19 @@ def read_owner(pid: int, proc: Path = _PROC) -> ProcessOwner:
 #   /system.slice/docker-ID.scope, /docker/ID, /machine.slice/libpod-ID.scope/container
 #   /slurm/uid_1000/job_42/step_0/task_0, /system.slice/slurmstepd.scope/job_42/step_0/user/task_0
 #
-# A reader in a cgroup namespace of its own sees others' paths from its own root: /../../podUID/ID. So no pattern may
-# rest on how a path begins.
+# A reader in its own cgroup namespace sees other paths relative to its root, /../../podUID/ID, so no pattern may depend
+# on the start of a path.
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[/.:]|$)")
 _SLURM_JOB = re.compile(r"/(?:slurm[^/]*/uid_\d+|(?:[^/]+_)?slurmstepd\.scope)/job_(\d{1,20})(?=/|$)")
 _OF_A_USER = re.compile(r"/user@\d+\.service/")
-"""Below it systemd lets a user make cgroups of any name, so that only a container without root is looked for there."""
+"""Below this path systemd lets a user create cgroups of any name, so only rootless containers are looked for there."""
 
 
 def by_cgroups(cgroups: str, *, process: str = "") -> ProcessOwner:
-    """Return the owner that the lines of /proc/PID/cgroup name; of nested containers and pods the innermost.
+    """Return the owner that the lines of /proc/PID/cgroup name; the innermost of nested containers and pods.
 
-    With cgroup v2 there is one line; with v1 one for each controller, of which not all need be in use.
+    cgroup v2 has one line; v1 has a line for each controller, not all of which need be in use.
     """
     paths = [line.split(":", 2)[-1] for line in cgroups.splitlines()]
     of_root = [_OF_A_USER.split(path)[0] for path in paths]
@@ -86,12 +83,12 @@ def _text(path: Path) -> str:
     try:
         with open_regular(path) as file:
             return file.read(_MOST_BYTES).decode(errors="backslashreplace")
-    except OSError:  # It has ended, or is another user's.
+    except OSError:  # The process has ended, or belongs to another user.
         return ""
 
 
 def _plain(name: str) -> str:
-    """Return a name that its process chose, on one line, cut, with control characters escaped."""
+    """Return a process's name on one line, shortened, with control characters escaped."""
     name = name.removesuffix("\n")
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)[
         :_MOST_CHARACTERS

@@ -1,6 +1,6 @@
-"""The kernel's files under /proc and /sys, or recorded copies in a folder, and its clock; the type of a host's part.
+"""Reads the kernel's files under /proc and /sys, or recorded copies in a folder, and its clock; defines `HostPart`.
 
-Knows no single metric and no single part of the host.
+Knows no particular metric and no particular part of the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class _Timex(ctypes.Structure):
-    """The kernel's `struct timex`, as 64-bit Linux has it."""
+    """The kernel's `struct timex` on 64-bit Linux."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -29,13 +29,13 @@ class _Timex(ctypes.Structure):
         ("maxerror", ctypes.c_long),
         ("esterror", ctypes.c_long),
         ("status", ctypes.c_int),
-        ("rest", ctypes.c_char * 256),  # More than what follows: the kernel writes into it.
+        ("rest", ctypes.c_char * 256),  # Larger than the remaining fields, which the kernel writes.
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockState:
-    """The kernel's report on its clock. offset: in the units that the status names; max_error_us: in microseconds."""
+    """The kernel's report on its clock. offset: in the unit that the status flags; max_error_us: in microseconds."""
 
     offset: int
     max_error_us: int
@@ -43,13 +43,13 @@ class ClockState:
 
 
 def ask_kernel() -> ClockState:
-    """Ask the kernel, and change nothing.
+    """Query the kernel's clock without changing it.
 
     Raises:
-        OSError: the kernel refuses, as it may in a container.
+        OSError: the kernel refuses, for example in a container.
     """
     library = ctypes.CDLL(None, use_errno=True)
-    answer = _Timex()  # modes is 0: nothing is set.
+    answer = _Timex()  # modes is 0: set nothing.
     if library.adjtimex(ctypes.byref(answer)) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), "adjtimex")
@@ -60,8 +60,8 @@ def ask_kernel() -> ClockState:
 class KernelFiles:
     """The kernel's files under a root folder.
 
-    Paths are given without the first slash, and named with it in every error, whatever the root.
-    page_bytes, ticks_per_s: the units in which the kernel counts some things. clock: asks it for the clock's state.
+    Paths are given without the leading slash; errors name them with it, whatever the root.
+    page_bytes, ticks_per_s: the units of some of the kernel's counters. clock: queries the clock's state.
     """
 
     root: Path = field(default_factory=lambda: Path("/"))
@@ -95,7 +95,7 @@ class KernelFiles:
         """Return the target of a link.
 
         Raises:
-            OSError: it does not exist or is no link.
+            OSError: it does not exist or is not a link.
         """
         try:
             return str((self.root / path).readlink())
@@ -106,7 +106,7 @@ class KernelFiles:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             pieces = []
-            # The kernel chooses the size of the pieces of a file in /proc; only an empty piece is the end.
+            # The kernel chooses how much of a file in /proc a read returns; only an empty read means the end.
             while piece := os.read(descriptor, _PIECE_BYTES):
                 pieces.append(piece)
             return b"".join(pieces)
@@ -126,10 +126,10 @@ HostAnswer = Sample | Absent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPart:
-    """One part of the host.
+    """A part of the host.
 
-    read: returns the kernel's figures of now; raises OSError where there are none, LookupError or ValueError where
-    their form is not the known one. pause_s: how long an answer is repeated, for parts that are costly to read.
+    read: returns the kernel's current values; raises OSError if there are none, LookupError or ValueError if their
+    format is unknown. pause_s: how long an answer is repeated, for parts that are costly to read.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The host as a whole by its kernel: identity, CPU time, load, memory and swap, NUMA nodes, paging, pressure, clock."""
+"""The host as a whole, from its kernel: identity, CPU time, load, memory, swap, NUMA, paging, pressure, clock."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collectors.metrics.metric import Sample
 from workloads.cost_models.absent import Absent
 
 _MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""In the order of /proc/stat. The two guest times that follow there are left out: `user` and `nice` include them."""
+"""In the order of /proc/stat. The two guest times after them are left out: `user` and `nice` include them."""
 
 
 class CpuTime:
-    """Reads the time of all CPUs together by mode, from /proc/stat.
+    """Reads the total time of all CPUs by mode, from /proc/stat.
 
-    The kernel's `idle` and `iowait` may fall slightly, as its documentation says. Since Prometheus would take a falling
-    counter for a reset, each mode keeps its highest value until the kernel passes it.
+    The kernel's `idle` and `iowait` may fall slightly, as its documentation says. Prometheus would take this for a
+    counter reset, so each mode keeps its highest value until the kernel exceeds it.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class CpuTime:
 
 
 def read_identity(files: KernelFiles) -> Iterator[Sample]:
-    """Return the info of the node: names and versions of its host, system and kernel, and of what watches it."""
+    """Return the info of the node: names and versions of its host, system and kernel, and this program's version."""
     release = dict(line.split("=", 1) for line in _text_if_any(files, "etc/os-release").splitlines() if "=" in line)
     yield host.NODE_INFO.at(
         1,
@@ -50,7 +50,7 @@ def read_identity(files: KernelFiles) -> Iterator[Sample]:
 
 
 def own_version() -> str | None:
-    """Return the version of this program; None if it is not installed but runs from its source tree."""
+    """Return the version of this program; None if it runs from its source tree without being installed."""
     try:
         return metadata.version("parallel-observatory")
     except metadata.PackageNotFoundError:
@@ -79,7 +79,7 @@ _FIELDS = {
     "shared": "Shmem",
     "buffers": "Buffers",
 }
-"""Our kinds, and the lines of /proc/meminfo."""
+"""Lines of /proc/meminfo, by our kinds."""
 
 
 def read_memory(files: KernelFiles) -> Iterator[Sample]:
@@ -92,7 +92,7 @@ def read_memory(files: KernelFiles) -> Iterator[Sample]:
     for kind, field in _FIELDS.items():
         yield host.HOST_MEMORY_BYTES.at(sizes[field], kind=kind)
     yield host.HOST_MEMORY_BYTES.at(sizes["MemTotal"] - sizes["MemAvailable"], kind="used")
-    # Pages on their way to the disk no longer count as Dirty, but are not safe yet.
+    # Pages that are being written no longer count as Dirty, but are not on disk yet.
     yield host.HOST_MEMORY_BYTES.at(sizes["Dirty"] + sizes["Writeback"], kind="dirty")
     yield host.HOST_SWAP_BYTES.at(sizes["SwapTotal"], kind="total")
     yield host.HOST_SWAP_BYTES.at(sizes["SwapTotal"] - sizes["SwapFree"], kind="used")
@@ -106,7 +106,7 @@ _CPUS = {"local": "local_node", "remote": "other_node"}
 
 
 def read_numa(files: KernelFiles) -> Iterator[HostAnswer]:
-    """Return the bytes of each NUMA node, and its allocations by outcome and by the CPU that asked."""
+    """Return the bytes of each NUMA node, and its allocations by outcome and by the requesting CPU."""
     try:
         is_counting = files.text(_SWITCH).strip() != "0"
     except OSError:  # A kernel without this switch always counts.
@@ -142,8 +142,8 @@ _SWAPPED = {"in": "pswpin", "out": "pswpout"}
 def read_paging(files: KernelFiles) -> Iterator[HostAnswer]:
     """Return page faults and swapped bytes since the host's start.
 
-    Minor faults are not derived: the kernel counts a major fault when its wait begins, and every fault at its end, so
-    that the difference of the two falls while a disk is slow.
+    Minor faults are not derived: the kernel counts a major fault when its wait begins, but every fault at its end, so
+    the difference falls while a disk is slow.
     """
     words = files.text("proc/vmstat").split()
     counts = dict(zip(words[::2], words[1::2], strict=True))
@@ -160,11 +160,11 @@ def read_paging(files: KernelFiles) -> Iterator[HostAnswer]:
 
 _PRESSURE_FOLDER = "proc/pressure"
 _UNDEFINED = ("cpu", "full")
-"""The kernel has no such figure and writes zero."""
+"""The kernel does not define this value and writes zero."""
 
 
 def read_pressure(files: KernelFiles) -> Iterator[Sample]:
-    """Return the seconds in which some or all tasks were stalled, by resource, where this kernel reports them."""
+    """Return the seconds in which some or all tasks were stalled, for each resource that this kernel reports."""
     for resource in files.names(_PRESSURE_FOLDER):
         for line in files.text(f"{_PRESSURE_FOLDER}/{resource}").splitlines():
             stalled, *figures = line.split()
@@ -173,7 +173,7 @@ def read_pressure(files: KernelFiles) -> Iterator[Sample]:
                 yield host.HOST_PRESSURE_SECONDS.at(int(total_us) / 1e6, resource=resource, stalled=stalled)
 
 
-# The clock: how far it is off, how far it may be, and whether anything keeps it.
+# The clock: its offset, its maximum error, and whether it is synchronised.
 
 _UNSYNCHRONISED = 0x0040
 _IN_NANOSECONDS = 0x2000
@@ -181,9 +181,9 @@ _IN_NANOSECONDS = 0x2000
 
 
 def read_clock(ask: Callable[[], ClockState]) -> Iterator[Sample]:
-    """Return the clock's offset, its maximum error, and whether it is kept.
+    """Return the clock's offset, its maximum error, and whether it is synchronised.
 
-    The offset is what is left to correct: near 0 where chrony corrects by frequency, whatever the error was.
+    The offset is the remaining correction: near 0 if chrony corrects by frequency, whatever the error was.
     """
     state = ask()
     per_second = 1e9 if state.status & _IN_NANOSECONDS else 1e6

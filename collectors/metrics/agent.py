@@ -1,10 +1,10 @@
-"""Metrics of the node's agent itself (cost, beat, age of its samples), and names of active runs and newest results."""
+"""Metrics of the node's agent itself (cost, beat, age of samples), and names of active runs and newest results."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import NODE, RANK, metrics_in
 
-# The agent itself: what polling costs, whether it keeps its beat, how old its samples are.
+# The agent itself: the cost of polling, missed beats, and the age of its samples.
 
 AGENT_CPU_SECONDS = NODE.counter(
     "observatory_agent_cpu_seconds_total",
@@ -58,7 +58,7 @@ IMPLAUSIBLE = NODE.counter(
 )
 
 
-# Info series to join the others to: which run, which rank, which result.
+# Info series to join with other series: runs, ranks and results.
 
 RUN_INFO = NODE.info(
     "observatory_run_info{run, slot, series, name, strategy, ranks, nodes, device, shape, precision, suite, case,"

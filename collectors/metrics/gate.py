@@ -1,4 +1,4 @@
-"""Metrics of the gate: its current verdict on each figure of a suite, and what a suite's newest night lacks.
+"""Metrics of the gate: its current verdict on each figure of a suite, and the cases that the newest night lacks.
 
 A figure is identified by what it measures: suite, case, ranks, hardware, series, and name (`step`, `efficiency weak`).
 """
@@ -27,18 +27,18 @@ Outcome = Literal[
     "insufficient_data",
     "same",
 ]
-"""As verdicts are kept."""
+"""Outcomes as the store records them."""
 ShownOutcome = Outcome | Literal["no_change_shown"]
-"""As verdicts are shown: `same` only where the night shows that there is no change."""
+"""Outcomes as reports show them: `same` only if the night shows that nothing changed."""
 Standing = Literal["confirmed", "found", "crept", "watch", "better", "well", "unclear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeSpec:
-    """What an outcome is called, and what it stands for.
+    """The display name and the meaning of an outcome.
 
-    standing: confirmed, found and crept are worse: `observatory check` ends with code 5, and the alerts
-    RegressionConfirmed, RegressionFound and LevelCrept fire. Boards show crept and watch as to be watched.
+    standing: confirmed, found and crept are worse: `observatory check` exits with code 5, and the alerts
+    RegressionConfirmed, RegressionFound and LevelCrept fire. Boards list crept and watch under "to be watched".
     """
 
     name: ShownOutcome
@@ -69,11 +69,11 @@ OUTCOMES = (
     _outcome("same", "same", "well", "the night shows that nothing changed"),
     _outcome("no_change_shown", "no change shown", "unclear", "a change may be too small to detect"),
 )
-"""Each outcome of a verdict, worst first: tables, exit codes, boards and alerts follow from these lines."""
+"""All outcomes of a verdict, worst first. Tables, exit codes, boards and alerts follow from these lines."""
 
 
 def outcomes_of(*standings: Standing) -> tuple[ShownOutcome, ...]:
-    """Return the outcomes that stand so, worst first."""
+    """Return the outcomes with these standings, worst first."""
     return tuple(outcome.name for outcome in OUTCOMES if outcome.standing in standings)
 
 
@@ -85,7 +85,7 @@ PATTERNS = {
     "verdicts.watch": "|".join(outcomes_of("crept", "watch")),
     "verdicts.well": "|".join(outcomes_of("better", "well")),
 }
-"""Patterns of the label `verdict` by the names that boards and rules use for them."""
+"""Regular expressions for the label `verdict`, by the names that boards and rules use."""
 
 VERDICT = NODE.info(
     "observatory_verdict_info{suite, case, ranks, hardware, series, figure, verdict}",
@@ -99,7 +99,7 @@ VERDICT_NIGHT = NODE.gauge(
 )
 
 
-# How much a figure changed, since when, and why.
+# The size, start and cause of a figure's change.
 
 VERDICT_CHANGE = NODE.gauge(
     "observatory_verdict_change_ratio{suite, case, ranks, hardware, series, figure}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collectors.metrics.metric import NODE, RANK, metrics_in
 
-# Identity, setup and limits of the node's GPUs, and which of them answer.
+# Identity, setup, limits and state of the node's GPUs.
 
 GPU_INFO = NODE.info(
     "observatory_gpu_info{gpu, uuid, name, serial, pci_address, pcie, vbios, driver, cuda, persistence, mig,"
@@ -107,8 +107,8 @@ GPU_INSTANCE_TASKS = NODE.gauge(
 )
 
 
-# What each process uses, and who it is: a run's rank, or what its cgroups name. Prometheus has labels `pod`,
-# `container` and `job` of its own for the exporter, so these are called otherwise.
+# Use of a GPU by each process, and the process's owner: a run's rank, or the container, pod or job of its cgroups.
+# Prometheus adds labels `pod`, `container` and `job` for the exporter, so these labels have other names.
 
 _OF_PROCESS = "{gpu, slice, pid, process, run, rank, container_id, pod_uid, slurm_job}"
 GPU_PROCESS_MEMORY = NODE.gauge(
@@ -124,7 +124,7 @@ GPU_PROCESS_UTILIZATION = NODE.gauge(
 )
 
 
-# Power, temperature, clocks, and what holds the clocks back.
+# Power, temperature, clocks, and reasons for throttling.
 
 GPU_POWER_WATTS = NODE.gauge(
     "observatory_gpu_power_watts{gpu}",
@@ -160,7 +160,7 @@ GPU_CLOCK_HELD_RATIO = NODE.gauge(
 )
 
 
-# Which rank computes on which GPU.
+# The GPU of each rank.
 
 RANK_GPU = RANK.info(
     "observatory_rank_gpu_info{run, gpu, slice}",

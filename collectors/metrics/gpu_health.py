@@ -92,7 +92,7 @@ GPU_XID_TIME = NODE.gauge(
 )
 
 
-# Activity of a GPU's parts by its performance monitors (GPM); Hopper and later.
+# Activity of a GPU's parts, from its performance monitors (GPM); Hopper and later.
 
 GPU_GRAPHICS_ACTIVITY = NODE.gauge(
     "observatory_gpu_graphics_activity_ratio{gpu}",
@@ -122,7 +122,7 @@ GPU_DRAM_ACTIVITY = NODE.gauge(
 )
 
 
-# The reading of GPUs itself: its age, what was missed, what it costs.
+# Reading the GPUs: age of the readings, missed beats, and cost.
 
 GPU_AGE_SECONDS = NODE.gauge(
     "observatory_gpu_age_seconds{gpu}",

@@ -1,4 +1,4 @@
-"""The types of a metric's definition and of one value of it. Knows neither who measures nor who shows."""
+"""Types for the definition of a metric and for one of its values. Knows neither what measures nor what exports them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MetricKind = Literal["gauge", "counter", "info", "histogram"]
 Scope = Literal["rank", "node", "run"]
 Better = Literal["lower", "higher"]
 Statistic = Literal["median", "low", "high"]
-"""What is shown of a run's figure: its median over trials, and the ends of the 95 % interval where there is one."""
+"""Exported statistics of a run's figure: the median over trials, and the ends of the 95 % interval if there is one."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""What is shown of a figure of each rank or pair of ranks where there are many, by its word in names."""
+"""Exported quantiles, by their word in names, of a figure that many ranks or pairs of ranks have."""
 OVER_RANKS: dict[MetricKind, tuple[str, ...]] = {
     "gauge": ("min", *QUANTILES, "max", "mean", "sum"),
     "counter": ("min", "max", "sum"),
 }
-"""What is shown of the live values of all ranks of a run that has many, by kind of metric and by its word in names."""
+"""Exported statistics over the live values of a run's ranks if there are many, by kind of metric, as words in names."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One value of a metric; the record that holds it says when and where it was taken."""
+    """A value of a metric; the record that contains it has its time and place."""
 
     metric: str
     value: float
@@ -32,9 +32,9 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelSplit:
-    """A label some of whose values must not be summed: at /metrics each of them is a separate metric.
+    """A label with values that must not be summed; at /metrics, each of these is a separate metric.
 
-    has_others: whether it also has other values, which can be summed and so keep the label.
+    has_others: whether the label also has other values, which can be summed and so keep it.
     """
 
     label: str
@@ -44,15 +44,16 @@ class LabelSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """The definition of one thing that is measured.
+    """The definition of a measured quantity.
 
     unit: base unit in words ("seconds", "bytes", "ratio"); the name ends in it, or in unit_total for a counter.
     scope: the owner of a value (a rank, a node or a run); the exporter adds the owner's labels.
-    labels: the metric's own labels, without its owner's. splits: those of them whose values make no sum.
+    labels: the metric's own labels, without its owner's. splits: the labels with values that must not be summed.
     help: the definition, in one sentence: what is counted, over what.
-    better: the direction that is an improvement; None where neither is, as of a setting or a part of a whole.
-    of_each: the label with a value for each rank or pair of a run, of which there may be thousands; None for others.
-    is_aggregated: whether an active run of many ranks has it as statistics over all ranks, too.
+    better: the direction that is an improvement; None if neither is, for example for a setting.
+    of_each: the label that names a rank or a pair of ranks of a run, with perhaps thousands of values; None if there is
+    no such label.
+    is_aggregated: whether an active run of many ranks also has statistics of it over all ranks.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Metric:
         return Sample(self.name, value, labels)
 
     def statistic(self, which: Statistic) -> Metric:
-        """Return the metric that shows one statistic of a run's figure, named before what is counted and its unit.
+        """Return the metric for a statistic of a run's figure; the name has the statistic before its unit.
 
         observatory_run_step_seconds: observatory_run_step_median_seconds;
         observatory_run_tokens_per_second: observatory_run_median_tokens_per_second.
@@ -95,9 +96,9 @@ class Metric:
         return replace(self, name=self._named(which), help=description)
 
     def quantile(self, word: str) -> Metric:
-        """Return the metric that shows a quantile of the medians over the ranks or pairs of a large run.
+        """Return the metric for a quantile of the medians, over the ranks or pairs of a large run.
 
-        observatory_run_last_ratio of each rank: observatory_run_last_rank_p90_ratio.
+        observatory_run_last_ratio, of each rank: observatory_run_last_rank_p90_ratio.
         """
         assert self.of_each is not None, f"{self.name} is of no rank or pair"
         return replace(
@@ -109,7 +110,7 @@ class Metric:
         )
 
     def over_ranks(self, word: str) -> Metric:
-        """Return the metric that shows a statistic over all ranks of an active run that has many. word: of OVER_RANKS.
+        """Return the metric for a statistic over all ranks of an active run that has many. word: from OVER_RANKS.
 
         observatory_step_seconds, word max: observatory_step_rank_max_seconds.
         """
@@ -126,12 +127,12 @@ class Metric:
         )
 
     def alone(self, **values: str) -> Metric:
-        """Return the metric that shows the series with these values of split labels: its name contains them.
+        """Return the metric for the series with these values of split labels; its name contains the values.
 
         observatory_host_swap_bytes, kind total: observatory_host_swap_total_bytes.
 
         Raises:
-            ValueError: a label is not split, or not at this value.
+            ValueError: a label is not split, or has no metric of its own for this value.
         """
         split_values = [(split, values[split.label]) for split in self.splits if split.label in values]
         if len(split_values) < len(values) or any(value not in split.values for split, value in split_values):
@@ -148,7 +149,7 @@ class Metric:
         )
 
     def forms(self) -> Iterator[tuple[dict[str, str], Metric]]:
-        """Yield each metric that shows series of this one, with the label values in its name; itself without splits."""
+        """Yield each metric that exports series of this one, with the label values in its name; itself if unsplit."""
         forms: list[dict[str, str]] = [{}]
         for split in self.splits:
             alone = [{**form, split.label: value} for form in forms for value in split.values]
@@ -157,7 +158,7 @@ class Metric:
             yield form, self.alone(**form)
 
     def shown(self) -> tuple[Metric, ...]:
-        """Return the metrics by which /metrics shows this one: all its forms, and all statistics of each."""
+        """Return the metrics that /metrics exports for this one: all its forms, and all statistics of each form."""
         forms = [form for _, form in self.forms()]
         if self.scope != "run":
             words = OVER_RANKS[self.kind] if self.is_aggregated else ()
@@ -166,10 +167,10 @@ class Metric:
         return (*(form.statistic(which) for form in forms for which in STATISTICS), *quantiles)
 
     def _named(self, *words: str) -> str:
-        """Return the name with words before what is counted and its unit."""
+        """Return the name with the words inserted before the unit, or before the counted thing of a rate."""
         suffix = f"_{self.unit}" + ("_total" if self.kind == "counter" else "")
         whole = self.name.removesuffix(suffix)
-        if self.unit == "per_second":  # A rate of what the word before says.
+        if self.unit == "per_second":  # The preceding word is what the rate counts.
             whole, _, total = whole.rpartition("_")
             suffix = f"_{total}{suffix}"
         return "_".join((whole, *words)) + suffix
@@ -183,11 +184,11 @@ _UNITS_OF_SEVERAL_WORDS = ("bytes_per_second", "flops_per_second", "per_second",
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whom values belong to, with a method to define a metric of each kind.
+    """The owner of values, with a method to define a metric of each kind.
 
-    series: name and labels as PromQL writes them: "observatory_gpu_memory_used_bytes{gpu}". A label with values that
-    make no sum has them listed, "kind=total|used", and "part=total|..." where it has others that do.
-    unit: given only where it is not the end of the name.
+    series: name and labels as PromQL writes them: "observatory_gpu_memory_used_bytes{gpu}". A label lists values that
+    must not be summed, "kind=total|used"; "part=total|..." also allows others, which can be summed.
+    unit: given only if the name does not end in it.
     is_aggregated: see `Metric`.
     """
 
@@ -211,11 +212,11 @@ class Owner:
         return self._define("counter", series, help, unit)
 
     def histogram(self, series: str, help: str) -> Metric:  # noqa: A002
-        """Define how often values were in each bucket; its samples are those of `collectors.prometheus.exposition`."""
+        """Define counts of values in buckets; the samples are `Histogram`s of `collectors.prometheus.exposition`."""
         return self._define("histogram", series, help, None)
 
     def info(self, series: str, help: str) -> Metric:  # noqa: A002
-        """Define a series that is always 1, whose labels tell something."""
+        """Define a series that is always 1 and carries information in its labels."""
         return self._define("info", series, help, None)
 
     def _define(
@@ -245,7 +246,7 @@ def _split(label: str, values: list[str]) -> LabelSplit:
 
 RANK, NODE, RUN = Owner("rank"), Owner("node"), Owner("run")
 EACH_RANK = Owner("rank", is_aggregated=True)
-"""A rank whose values are compared, or added up, with those of the other ranks of its run."""
+"""A rank whose values are compared with or added to those of its run's other ranks."""
 
 
 def metrics_in(module: Mapping[str, object]) -> tuple[Metric, ...]:

@@ -1,10 +1,10 @@
-"""Metrics of probes: times and traffic of single calls in a rank, and a run's bandwidths, latencies and rates."""
+"""Metrics of probes: times and traffic of single calls on a rank, and a run's bandwidths, latencies and rates."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import RANK, RUN, metrics_in
 
-# Single calls in a rank: their times, and what was sent in them.
+# Times and traffic of single calls on a rank.
 
 COLLECTIVE_SECONDS = RANK.gauge(
     "observatory_collective_seconds{collective, algorithm, size}",
@@ -66,7 +66,7 @@ PAIR_WITH_HOST_SECONDS = RANK.gauge(
 )
 
 
-# A run's ceilings of the machine: the probes' results, and what cost models predict from them.
+# The machine's ceilings as a run measured them, and the cost models' predictions from them.
 
 RUN_COLLECTIVE_SECONDS = RUN.gauge(
     "observatory_run_collective_seconds{collective, algorithm, size}",

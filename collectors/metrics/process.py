@@ -1,4 +1,4 @@
-"""Metrics of the process that serves /metrics, by the standard names of Prometheus's clients, and of its build."""
+"""Metrics of the process that serves /metrics, with the standard names of Prometheus's clients, and of its build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BUILD_INFO = NODE.info(
     " unknown values are empty; the value is always 1.",
 )
 
-# Read by prometheus_client's own collector; Linux only.
+# prometheus_client's own collector reads these; Linux only.
 
 PROCESS_CPU_SECONDS = NODE.counter(
     "process_cpu_seconds_total", "CPU time that the process has taken, user and system, including all its threads."

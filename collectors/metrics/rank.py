@@ -1,4 +1,4 @@
-"""Metrics of one rank: training steps, memory, and the parts of traced steps."""
+"""Metrics of a rank: training steps, memory, checkpoints, and the parts of traced steps."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ OBSERVER_SECONDS = EACH_RANK.gauge(
 )
 
 PHASES = ("data", "forward", "backward", "optimizer")
-"""The phases of every training step, in order; a strategy may mark others in addition."""
+"""The phases of every training step, in order; a strategy may mark additional phases."""
 
 
-# Memory: the CUDA allocator's account, live tensors, the training's state, and the process's own.
+# Memory: the CUDA allocator's account, live tensors, the training state, and the process.
 
 ALLOCATED_BYTES = EACH_RANK.gauge(
     "observatory_memory_allocated_bytes",
@@ -139,7 +139,7 @@ CHECKPOINT_STALL_SECONDS = EACH_RANK.gauge(
 )
 CHECKPOINT_WRITE_SECONDS = EACH_RANK.gauge(
     "observatory_checkpoint_write_seconds",
-    "Time from the begin of a save until a rank knew that all ranks' files were on disk.",
+    "Time from the start of a save until a rank knew that all ranks' files were on disk.",
 )
 CHECKPOINT_BYTES = EACH_RANK.gauge(
     "observatory_checkpoint_bytes", "Bytes of the files that a rank wrote in one checkpoint."

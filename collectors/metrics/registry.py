@@ -1,4 +1,4 @@
-"""Registry of all metrics, in order: those that are measured, and those that are shown of them."""
+"""Registry of all metrics, in order: as they are measured, and as /metrics exports them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ METRICS: tuple[Metric, ...] = (
 )
 
 SHOWN: tuple[Metric, ...] = tuple(form for metric in METRICS for form in metric.shown())
-"""The metrics of /metrics: of a run's figure one for each statistic, and one for each value that makes no sum."""
+"""The metrics of /metrics: one for each statistic of a run's figure, and one for each value that must not be summed."""
 
 _SPLIT = {metric.name: metric for metric in METRICS if metric.splits}
 
 
 def form_of(metric: Metric, labels: Mapping[str, str]) -> tuple[Metric, dict[str, str]]:
-    """Return the metric that shows the series with these labels, and those of the labels that its name does not tell.
+    """Return the metric that exports the series with these labels, and the labels that its name does not contain.
 
-    A value of a split label that the definition does not list stays a label.
+    If the definition does not list the value of a split label, the label stays.
     """
     in_name = tuple(
         (split.label, labels[split.label]) for split in metric.splits if labels.get(split.label, "") in split.values
@@ -51,13 +51,13 @@ def form_of(metric: Metric, labels: Mapping[str, str]) -> tuple[Metric, dict[str
     return _form(metric, in_name), {label: value for label, value in labels.items() if (label, value) not in in_name}
 
 
-@cache  # A scrape asks for the same ones again.
+@cache  # Every scrape needs the same metrics.
 def _form(metric: Metric, in_name: tuple[tuple[str, str], ...]) -> Metric:
     return metric.alone(**dict(in_name))
 
 
 def as_shown(sample: Sample) -> Sample:
-    """Return the sample as it is shown: one of a value that makes no sum under a name of its own."""
+    """Return the sample as /metrics exports it: with a name of its own if it must not be summed."""
     metric = _SPLIT.get(sample.metric)
     if metric is None:
         return sample

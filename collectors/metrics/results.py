@@ -1,10 +1,10 @@
-"""Metrics of a whole run, from its summary, each with an interval where there are enough trials."""
+"""Metrics of a whole run, from its summary, each with an interval if there are enough trials."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import RUN, metrics_in
 
-# Steps, memory and communication, by the run's summary.
+# Steps, memory and communication, from the run's summary.
 
 RUN_STEP_SECONDS = RUN.gauge(
     "observatory_run_step_seconds",
@@ -13,8 +13,9 @@ RUN_STEP_SECONDS = RUN.gauge(
 )
 RUN_STEP_PREDICTED_RATIO = RUN.gauge(
     "observatory_run_step_predicted_ratio",
-    "Step that the cost models predicted of a run before its first trial, divided by its measured median step: 1 is"
-    " right, below 1 the step took longer. Absent where the ceiling or a link had not been measured by then.",
+    "Step that the cost models predicted for a run before its first trial, divided by its measured median step: 1 means"
+    " a correct prediction, below 1 the step took longer. Absent if the ceiling or a link had not been measured by"
+    " then.",
 )
 RUN_MEAN_STEP_SECONDS = RUN.gauge(
     "observatory_run_mean_step_seconds",
@@ -133,7 +134,7 @@ RUN_CHECKPOINT_STALL_SECONDS = RUN.gauge(
 )
 RUN_CHECKPOINT_WRITE_SECONDS = RUN.gauge(
     "observatory_run_checkpoint_write_seconds",
-    "Time from the begin of a save until all ranks' files were flushed to disk: the median over a trial's saves, then"
+    "Time from the start of a save until all ranks' files were flushed to disk: the median over a trial's saves, then"
     " over trials.",
     better="lower",
 )
@@ -197,7 +198,7 @@ RUN_COMMUNICATION_SECONDS = RUN.gauge(
 )
 
 
-# Joined profiler windows of all ranks: who waits for whom, stragglers, and bandwidth without the waiting.
+# Joined profiler windows of all ranks: waiting times, stragglers, and bandwidth without the waiting.
 
 RUN_WAITING_RATIO = RUN.gauge(
     "observatory_run_waiting_ratio",

@@ -1,10 +1,10 @@
-"""Counters: steps of active runs, with a histogram of their durations, and runs of the history by outcome."""
+"""Counters: steps of active runs, with a histogram of their durations, and runs in the history by outcome."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import EACH_RANK, NODE, metrics_in
 
-# Of runs that go on, from their ranks' logs.
+# Active runs, from their ranks' logs.
 
 STEP_DURATION = NODE.histogram(
     "observatory_step_duration_seconds{slot}",
@@ -21,7 +21,7 @@ STEPS = EACH_RANK.counter(
     " observatory_step_duration_seconds.",
 )
 
-# Of the history.
+# The history.
 
 RUNS = NODE.counter(
     "observatory_runs_total{strategy, outcome}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collectors.metrics.metric import NODE, metrics_in
 
-# Over the whole history. A counter takes back nothing: a case that failed and was repeated well counts as both.
+# The whole history. Counters never decrease: a case that failed and then succeeded when repeated counts under both.
 
 SUITE_RUNS = NODE.counter(
     "observatory_suite_runs_total{suite, outcome}",
@@ -17,7 +17,7 @@ SUITE_CASES = NODE.counter(
 )
 
 
-# The newest runs: of each suite the newest that has ended, and those that go on.
+# The newest ended run of each suite, and active runs.
 
 SUITE_LAST_CASES = NODE.gauge(
     "observatory_suite_last_cases{suite, run, outcome}",

@@ -14,9 +14,9 @@ from collectors.metrics.metric import Sample
 from collectors.node.registry import CountingCollector, NodeCollector
 
 DEADLINE_S = 1.0
-"""How long all collectors together may take to answer at one beat; longer than any deadline of their own."""
+"""How long all collectors together may take to answer at a beat; longer than each collector's own deadline."""
 HOLD_S = 60.0
-"""How long the last answer of a late collector is still shown."""
+"""How long a late collector's last answer is shown."""
 _CLOSE_S = 1.0
 
 CollectorState = Literal["answering", "late", "failed"]
@@ -26,10 +26,10 @@ CollectorState = Literal["answering", "late", "failed"]
 class CollectorPoll:
     """A collector's state and samples after a poll.
 
-    samples: of its last answer; empty where it failed, or is late for too long. at_ns: when that answer was complete,
-    by the monotonic clock; None before the first. read_s, read_samples: time and number of samples of all its answers.
-    read_fields: number of fields that it asked its source for, as the collector counts them, else the samples that it
-    did not repeat from the answer before; None where it asks for no fields.
+    samples: of its last answer; empty if it failed or has been late for too long. at_ns: when that answer was complete,
+    by the monotonic clock; None before the first. read_s, read_samples: total time and number of samples of all its
+    answers. read_fields: number of fields that it requested from its source, or, if the collector does not count them,
+    the samples that it did not repeat from its previous answer; None if it requests no fields.
     """
 
     name: str
@@ -42,9 +42,10 @@ class CollectorPoll:
 
 
 class Poller:
-    """Polls the collectors of a node, which the caller opened, until `close`, which also closes them.
+    """Polls a node's collectors, which the caller has opened and `close` closes.
 
-    A late collector is not waited for again until it has answered. One that raises has failed, and is asked no more.
+    After a collector is late, polls do not wait for it until it has answered. A collector that raises has failed and is
+    not polled again.
 
     deadline_s: see DEADLINE_S. hold_s: see HOLD_S. clock_ns: a monotonic clock.
     """
@@ -70,13 +71,13 @@ class Poller:
         return tuple(dict.fromkeys((*own, *self._reasons)))
 
     def poll(self) -> tuple[CollectorPoll, ...]:
-        """Ask all collectors; return what each answered, or answered last."""
+        """Poll all collectors; return each one's answer, or its last one."""
         for polled in self._polled:
             if polled.state == "late":
                 self._settle(polled, 0.0)
             if polled.state != "failed":
                 polled.task.ask()
-        # All were asked at once and share one deadline; those late since an earlier beat get no time of it.
+        # All were asked at once and share a deadline; those that were late before get no time.
         until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
         for polled in self._polled:
             if polled.state != "failed":
@@ -84,8 +85,8 @@ class Poller:
         return tuple(self._part(polled) for polled in self._polled)
 
     def close(self) -> None:
-        """End the threads and close the collectors; a collector that hangs is left behind, unclosed."""
-        with ExitStack() as stack:  # So that a collector that fails to close does not keep the others open.
+        """End the threads and close the collectors; a collector that hangs is abandoned and stays open."""
+        with ExitStack() as stack:  # Closes the others even if one fails to close.
             for polled in self._polled:
                 if polled.task.close(_CLOSE_S):
                     stack.callback(polled.collector.close)
@@ -94,7 +95,7 @@ class Poller:
         name = polled.collector.name
         try:
             polled.state = "answering" if polled.task.wait(left_s) else "late"
-        except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others go on.
+        except Exception as error:  # noqa: BLE001  # A failing collector must not affect the others.
             polled.state = "failed"
             self._reasons.setdefault(f"{name}: {in_words(error)}; its samples end here")
         if polled.state == "late":
@@ -118,9 +119,9 @@ class Poller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """An answer; by default that of a collector that has not answered yet.
+    """An answer; the default stands for a collector that has not answered yet.
 
-    at_ns: when it was complete. read_s, read_samples, read_fields: sums over it and all earlier ones.
+    at_ns: when it was complete. read_s, read_samples, read_fields: sums over this and all earlier answers.
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -132,7 +133,7 @@ class _Answer:
 
 
 class _PolledCollector:
-    """A collector and the thread that asks it."""
+    """A collector and the thread that polls it."""
 
     def __init__(self, collector: NodeCollector, clock_ns: Callable[[], int]) -> None:
         self.collector = collector
@@ -146,8 +147,8 @@ class _PolledCollector:
         samples = self.collector.read()
         at_ns = self._clock_ns()
         if isinstance(self.collector, CountingCollector):
-            read_fields = self.collector.fields_asked
-        else:  # A sample that is repeated is the same object as before.
+            read_fields = self.collector.fields_requested
+        else:  # A repeated sample is the same object as before.
             repeated = set(map(id, before.samples))
             read_fields = before.read_fields + sum(id(sample) not in repeated for sample in samples)
         return _Answer(

@@ -1,4 +1,4 @@
-"""Registry of the collectors that are polled on each node, with their protocols and time limits."""
+"""Registry of the collectors that the agent polls on each node, with their protocols and time limits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from collectors.nvml.processes import OwnerOf
 from collectors.nvml.queries import GpuProcess
 
 _ALL_RATIO = 0.9
-"""Share of a beat for which all collectors together are waited for; the rest is for processing their answers."""
+"""Share of a beat that polling waits for all collectors together; the rest is for processing their answers."""
 _PART_RATIO = 0.8
-"""Share of a beat in which a collector's parts must answer, so that the collector itself can say which one is late."""
+"""Share of a beat in which a collector's parts must answer, so that the collector can report which part is late."""
 _HOLD_BEATS = 3
 
 
@@ -26,9 +26,9 @@ _HOLD_BEATS = 3
 class PollingConfig:
     """Settings of the collectors.
 
-    beat_s: time between two polls. per_nvlink: also the bytes of each NVLink. read_costs: also what each of
-    NVML's functions and fields takes to read. per_process: also what each process uses of a GPU. folders: those that
-    must not become full.
+    beat_s: time between two polls. per_nvlink: also report the bytes of each NVLink. read_costs: also report the time
+    that reading each of NVML's functions and fields takes. per_process: also report each process's use of a GPU.
+    folders: folders whose file systems must not fill up.
     """
 
     beat_s: float = 1.0
@@ -38,15 +38,15 @@ class PollingConfig:
     folders: tuple[Path, ...] = ()
 
     def all_within_s(self, longest_s: float) -> float:
-        """Return how long all collectors together are waited for: at most `longest_s`, and less than a beat."""
+        """Return how long to wait for all collectors together: at most `longest_s`, and less than a beat."""
         return min(longest_s, _ALL_RATIO * self.beat_s)
 
     def part_within_s(self, longest_s: float) -> float:
-        """Return how long a collector waits for its parts, such as GPUs: less than it is waited for itself."""
+        """Return how long a collector waits for its parts, for example GPUs: less than `all_within_s`."""
         return min(longest_s, _PART_RATIO * self.beat_s)
 
     def held_s(self, shortest_s: float) -> float:
-        """Return how long a late part's last answer is shown: at least `shortest_s`, and for 3 beats."""
+        """Return how long a late part's last answer is shown: at least `shortest_s`, and at least 3 beats."""
         return max(shortest_s, _HOLD_BEATS * self.beat_s)
 
 
@@ -54,15 +54,15 @@ USUAL = PollingConfig()
 
 
 class NodeCollector(Protocol):
-    """A source of samples on a node, polled by one thread at a time. Whoever opens it closes it."""
+    """A source of samples on a node, polled by one thread at a time. The code that opens it also closes it."""
 
     @property
     def name(self) -> str:
-        """Its name in labels and messages."""
+        """The collector's name in labels and messages."""
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The reasons why samples are missing, without repetition; any read may add some."""
+        """The reasons why samples are missing, each once; any read may add some."""
 
     def read(self) -> list[Sample]:
         """Return the current samples; empty if there is nothing to collect."""
@@ -73,10 +73,10 @@ class NodeCollector(Protocol):
 
 @runtime_checkable
 class GpuCollector(Protocol):
-    """A collector that knows the processes on the GPUs that it reads."""
+    """A collector that also reports the processes on its GPUs."""
 
     def processes(self) -> Mapping[int, tuple[GpuProcess, ...]]:
-        """Return the GPUs that each process computes on, by its pid, as last read; called from any thread."""
+        """Return the GPUs that each process computes on, by pid, as last read; callable from any thread."""
 
 
 @runtime_checkable
@@ -84,18 +84,18 @@ class CountingCollector(Protocol):
     """A collector that counts its requests."""
 
     @property
-    def fields_asked(self) -> int:
-        """Number of fields and single values that it has asked for since it was opened; read from any thread."""
+    def fields_requested(self) -> int:
+        """Number of fields and single values that it has requested since it was opened; readable from any thread."""
 
 
 def open_nvml(polling: PollingConfig, nvml: Nvml | None = None, *, owner_of: OwnerOf | None = None) -> NvmlCollector:
-    """Open the collector of this node's GPUs, or of the GPUs of the given NVML, whose processes `owner_of` knows."""
+    """Open the collector of this node's GPUs, or of the given NVML's. owner_of: identifies the processes on them."""
     return NvmlCollector(
         nvml,
         per_process=polling.per_process,
         owner_of=owner_of,
         per_link=polling.per_nvlink,
-        tells_costs=polling.read_costs,
+        reads_costs=polling.read_costs,
         deadline_s=polling.part_within_s(DEADLINE_S),
         hold_s=polling.held_s(HOLD_S),
     )
@@ -112,12 +112,12 @@ OPENERS: tuple[tuple[str, Opener], ...] = (
 def open_collectors(
     polling: PollingConfig = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
 ) -> tuple[NodeCollector, ...]:
-    """Open every collector of this node, in order; one that cannot be opened has a reason and no samples."""
+    """Open every collector of this node, in order; a collector that cannot be opened has a reason and no samples."""
     opened: list[NodeCollector] = []
     for name, opener in openers:
         try:
             opened.append(opener(polling))
-        except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others watch the node.
+        except Exception as error:  # noqa: BLE001  # The other collectors must still watch the node.
             opened.append(_Unopened(name, f"{name}: cannot be opened ({in_words(error)}); its samples are left out"))
     return tuple(opened)
 

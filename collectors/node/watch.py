@@ -1,4 +1,4 @@
-"""Polling of a node on a beat: into the node's log during a trial, or into memory for scrapes while the agent lives."""
+"""Polls a node on a beat: into the node's log during a trial, or into memory for scrapes while the agent runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from collectors.sample_log import LogUnwritable, NodeLogWriter, Note, SampleLog,
 
 BEAT_S = 1.0
 STOP_S = 4.0
-"""How long the last polls and lines may take before the thread is abandoned; longer than two polls' deadlines."""
+"""How long the final polls and writes may take before the thread is abandoned; longer than two polls' deadlines."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def polling(
     trial: int,
     on_problem: Callable[[str], None],
 ) -> Iterator[None]:
-    """Poll the node into the log while the `with` body runs; no failure to poll or log interrupts the body.
+    """Poll the node into the log while the `with` body runs; failures to poll or log do not interrupt the body.
 
     on_problem: takes the reason why the log ends early or is missing.
     """
@@ -55,15 +55,15 @@ def polling(
 
 
 class Sampler:
-    """Polls a node into its log at once, then on each beat, and again at the end, so that counters span the whole time.
+    """Polls a node into its log at once, on each beat, and again at the end, so that counters span the whole time.
 
-    Use it in a `with`. Its thread closes the log; the caller closes the poller. What is absent is noted in the log
-    once, with the trial.
+    Use it in a `with`. Its thread closes the log; the caller closes the poller. The log gets a note for each reason why
+    samples are absent, once, with the trial.
 
-    missed: beats skipped because a poll, the disk or the machine took too long. problem: why it ended early, None
-    where it did not.
-    clock_ns: a monotonic clock for the beat; now_ns: the time that records bear. wait: waits that many seconds or until
-    asked to stop, and returns whether asked.
+    missed: beats skipped because a poll, the disk or the machine took too long. problem: why polling ended early; None
+    if it did not.
+    clock_ns: a monotonic clock for the beat; now_ns: the clock for the records' times. wait: waits that many seconds
+    or until a stop is requested; returns whether it was.
     """
 
     def __init__(
@@ -156,14 +156,15 @@ _OF_THE_NODE: Mapping[str, str] = {}
 
 
 class NodeWatch:
-    """Polls a node at once and then on each beat, in a thread of its own, which opens and closes the collectors.
+    """Polls a node at once and on each beat, in a thread of its own, which also opens and closes the collectors.
 
     Use it in a `with`. A scrape polls nothing: it gets the collectors' last answers, with their age. A collector that
-    hangs when the watch ends is left behind.
+    hangs when the watch ends is abandoned.
 
-    on_notice: takes what is absent and why, after every poll; called by the watch's thread.
-    on_beat: is called after each poll, in the watch's thread; it may be set until the watch is entered.
-    clock_ns: a monotonic clock. cpu_s: CPU time of this process. wait: waits that many seconds or until asked to stop.
+    on_notice: takes each reason why samples are absent, after every poll, in the watch's thread.
+    on_beat: called after each poll, in the watch's thread; it may be set until the watch is entered.
+    clock_ns: a monotonic clock. cpu_s: CPU time of this process. wait: waits that many seconds or until a stop is
+    requested.
     """
 
     def __init__(
@@ -209,7 +210,7 @@ class NodeWatch:
         return [sample for part in self._parts for sample in part.samples]
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
-        """Return the GPUs that each process computes on, by its pid, as last read."""
+        """Return the GPUs that each process computes on, by pid, as last read."""
         by_pid: dict[int, tuple[GpuProcess, ...]] = {}
         for collector in self._collectors:
             for pid, processes in collector.processes().items() if isinstance(collector, GpuCollector) else ():
@@ -220,7 +221,7 @@ class NodeWatch:
         samples = [agent.AGENT_CPU_SECONDS.at(self._cpu_s()), agent.AGENT_BEAT_SECONDS.at(self._config.beat_s)]
         if self._beat is not None:
             samples += [
-                agent.AGENT_BEATS.at(self._beat.kept),
+                agent.AGENT_BEATS.at(self._beat.reached),
                 agent.AGENT_MISSED_BEATS.at(self._beat.missed),
                 agent.AGENT_LATENESS_SECONDS.at(self._beat.late_s),
             ]
@@ -249,12 +250,12 @@ class NodeWatch:
             self._on_notice(reason)
         try:
             self.on_beat()
-        except Exception as error:  # noqa: BLE001  # Whatever fails there, the node is watched.
+        except Exception as error:  # noqa: BLE001  # The node is watched even if this fails.
             self._on_notice(f"the work after a poll failed: {in_words(error)}")
 
 
 def agent_samples(part: CollectorPoll, now_ns: int) -> list[Sample]:
-    """Return the agent's metrics of a collector: its state, its answer's age, and time, fields and samples read."""
+    """Return the agent's metrics of a collector: state, age of its answer, and time, fields and samples read."""
     samples = [
         agent.AGENT_COLLECTOR.at(1, collector=part.name, state=part.state),
         agent.AGENT_READ_SECONDS.at(part.read_s, collector=part.name),

@@ -1,4 +1,4 @@
-"""The collector of a node's GPUs by NVML: all GPUs of the node, whichever of them a run uses."""
+"""The NVML collector: reads all GPUs of a node, whether or not a run uses them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from collectors.nvml.library import (
 from collectors.nvml.processes import MOST_PROCESSES, OwnerOf
 from collectors.nvml.queries import UNKNOWN, GpuProcess, names_all_processes
 
-# Refused questions, summarised in few lines.
+# Refused questions, summarised in a few lines.
 
 _REFUSED: dict[SupportState, str] = {
     "not supported": "driver {driver} does not report {questions}; they are left out of this run",
@@ -38,13 +38,13 @@ _REFUSED: dict[SupportState, str] = {
 }
 _OF_SOME = ("NVLink", "GPM", "MIG", "NUMA", "pages", "rows")
 """Words in questions that some kinds of GPU never support: an A100 has no GPM, a PCIe card no NVLink and no MIG, few
-are NUMA nodes, and new ones remap rows and retire no pages."""
+GPUs are NUMA nodes, and new ones remap rows instead of retiring pages."""
 
 
 def refusals(support: Iterable[FieldSupport], *, driver: str) -> list[str]:
     """Return one line for all GPUs that refuse the same questions for the same reason.
 
-    What a kind of GPU never supports is left out here; the table of fields in `observatory doctor` has it.
+    Questions that some kinds of GPU never support are left out; `observatory doctor` lists them in its table of fields.
     """
     # GPUs 0 and 1 lack a and b: refused {(answer, "0"): [a, b], (answer, "1"): [a, b]},
     # then alike {(answer, (a, b)): ["0", "1"]}, which is one line.
@@ -67,7 +67,7 @@ def refusals(support: Iterable[FieldSupport], *, driver: str) -> list[str]:
 
 
 def _of_gpus_alike(lines: Iterable[str]) -> list[str]:
-    """Return the lines with those of several GPUs that are alike as one: "GPUs 0, 1: ..."."""
+    """Merge lines that are equal except for the GPU: "GPUs 0, 1: ..."."""
     gpus: dict[str, list[str]] = {}
     for line in lines:
         gpu, _, text = line.removeprefix("GPU ").partition(": ")
@@ -76,11 +76,11 @@ def _of_gpus_alike(lines: Iterable[str]) -> list[str]:
 
 
 OPEN_S = 5.0
-"""How long NVML may take to start and find its GPUs before the node is watched without those that are missing."""
+"""How long NVML may take to start and find its GPUs before polling begins without the missing ones."""
 DEADLINE_S = 0.5
-"""How long all GPUs together may take to answer at one beat."""
+"""How long all GPUs together may take to answer at a beat."""
 HOLD_S = 60.0
-"""How long the last answer of a late GPU is still shown, with its age."""
+"""How long a late GPU's last answer is shown, with its age."""
 _CLOSE_S = 1.0
 
 
@@ -97,16 +97,16 @@ class _Opened:
 class NvmlCollector:
     """Reads all GPUs of a node, with NVML open until `close`. A node without a driver has no samples and one reason.
 
-    Each GPU is found, asked and listened to in threads of its own, so that a GPU that fails or hangs affects no other;
-    a late one is shown with the age of its answer. (A driver that holds a lock over all its GPUs makes them all late.)
-    Every RETRY_S a lost GPU is looked for again; where no GPU is left, NVML itself is started again, so that a driver
-    that is loaded later, or reloaded, is found. (Not covered: a driver of another version, whose library this process
-    would have to load again.)
+    Each GPU has threads of its own, which find it, poll it and listen to it, so a GPU that fails or hangs affects no
+    other. A late GPU's last answer is shown with its age. (A driver that locks all its GPUs at once makes them all
+    late.) A lost GPU is looked up again every RETRY_S; if no GPU is left, NVML itself is restarted, which finds a
+    driver that was loaded or reloaded meanwhile. (Not covered: a driver of another version, for which this process
+    would have to reload the library.)
 
-    per_process: also read what each process uses. owner_of: see `OwnerOf`; by default by /proc, and nobody for a given
-    NVML, whose processes need not be this node's. per_link: also read the bytes of each NVLink. tells_costs: also tell
-    what functions and fields take. deadline_s: see DEADLINE_S; must be below the beat. hold_s: see HOLD_S; should be
-    several beats. clock_ns: a monotonic clock.
+    per_process: also read each process's use. owner_of: see `OwnerOf`; by default from /proc, or nobody for a given
+    NVML, whose processes may not be this node's. per_link: also read the bytes of each NVLink. reads_costs: also report
+    the time that functions and fields take. deadline_s: see DEADLINE_S; must be below the beat. hold_s: see HOLD_S;
+    should be several beats. clock_ns: a monotonic clock.
     """
 
     name = "nvml"
@@ -118,7 +118,7 @@ class NvmlCollector:
         per_process: bool = True,
         owner_of: OwnerOf | None = None,
         per_link: bool = False,
-        tells_costs: bool = False,
+        reads_costs: bool = False,
         deadline_s: float = DEADLINE_S,
         hold_s: float = HOLD_S,
         open_s: float = OPEN_S,
@@ -129,7 +129,7 @@ class NvmlCollector:
         if owner_of is None:
             owner_of = read_owner if nvml is None else lambda pid: NOBODY
         self._owner_of = owner_of if per_process else None
-        self._per_link, self._tells_costs = per_link, tells_costs
+        self._per_link, self._reads_costs = per_link, reads_costs
         self._deadline_s, self._hold_s, self._open_s = deadline_s, hold_s, open_s
         self._clock_ns = clock_ns
         self._timed = Timed(self._nvml, clock_ns=clock_ns)
@@ -141,7 +141,7 @@ class NvmlCollector:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """GPUs and fields that do not answer, each with its reason."""
+        """The GPUs and fields that do not answer, each with its reason."""
         opened = self._opening.latest
         if opened is None:
             return (
@@ -165,7 +165,7 @@ class NvmlCollector:
         return tuple(dict.fromkeys([*opened.reasons, *events, *split, *crowded, *refused, *own]))
 
     def read(self) -> list[Sample]:
-        """Return what each GPU answers now, or answered last, and the metrics of the reading itself."""
+        """Return each GPU's current or last answer, and the metrics of the reading itself."""
         before = self._opening.latest
         is_due = before is not None and self._clock_ns() - before.at_ns >= round(RETRY_S * 1e9)
         if before is not None and is_due and all(watched.is_gone for watched in before.watched):
@@ -184,11 +184,11 @@ class NvmlCollector:
             *(sample for watched in opened.watched for sample in watched.samples()),
             *(sample for events in opened.events for sample in events.samples()),
             *self._implausible(opened),
-            *(self._costs(opened) if self._tells_costs else ()),
+            *(self._costs(opened) if self._reads_costs else ()),
         ]
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
-        """Return the GPUs or MIG instances that each process computes on, by its pid, as last read."""
+        """Return the GPUs or MIG instances that each process computes on, by pid, as last read."""
         by_pid: dict[int, tuple[GpuProcess, ...]] = {}
         for watched in self._watched():
             answer = watched.reading
@@ -197,17 +197,17 @@ class NvmlCollector:
         return by_pid
 
     @property
-    def fields_asked(self) -> int:
-        """Number of fields, GPM metrics, and calls for a single value that GPUs were asked for so far."""
-        return sum(watched.gpu.timed.asked for watched in self._watched() if watched.gpu is not None)
+    def fields_requested(self) -> int:
+        """Number of fields, GPM metrics and single values requested from GPUs so far."""
+        return sum(watched.gpu.timed.requested for watched in self._watched() if watched.gpu is not None)
 
     def support(self) -> tuple[FieldSupport, ...]:
-        """Return the support of each question that a GPU was asked."""
+        """Return the support of each question that was put to a GPU."""
         gpus = [watched.gpu for watched in self._watched()]
         return tuple(row for gpu in gpus if gpu is not None for row in gpu.support.all())
 
     def close(self) -> None:
-        """End the threads and shut NVML down; where a thread hangs, it is left behind and NVML stays open."""
+        """End the threads and shut NVML down; a thread that hangs is abandoned, and NVML then stays open."""
         opened = self._opening.latest
         are_ended = [self._opening.close(_CLOSE_S)]
         if opened is not None:
@@ -261,7 +261,7 @@ class NvmlCollector:
         )
 
     def _begin(self, before: _Opened) -> int:
-        """Start NVML and return its number of GPUs. If it was started before and nothing hangs, shut it down first."""
+        """Start NVML and return its number of GPUs. If it is running and nothing hangs, shut it down first."""
         nvml = self._timed.nvml
         if self._is_begun and all(_ended(before.events)):
             with suppress(NVMLError):
@@ -320,7 +320,7 @@ class NvmlCollector:
 
 
 def _ended(events: list[EventWatch]) -> list[bool]:
-    """Tell all to end, then wait for each; return whether each ended."""
+    """Request the end of all, then wait for each; return whether each ended."""
     for listener in events:
         listener.end()
     return [listener.close() for listener in events]

@@ -1,4 +1,4 @@
-"""Errors that a GPU's driver reports as events (XIDs, ECC and similar), counted by one thread for each GPU."""
+"""Counts errors that a GPU's driver reports as events (XIDs, ECC and similar), in a thread for each GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from collectors.nvml.library import (
 
 XID = 0x8
 _MOST_XID = 9999
-"""NVIDIA's list goes to some hundreds."""
+"""Maximum plausible XID; NVIDIA's list has a few hundred."""
 _KINDS = {
     0x1: "single_bit_ecc",
     0x2: "double_bit_ecc",
@@ -39,21 +39,21 @@ _KINDS = {
 }
 """Events that are errors; changes of state, clock and power source are not. Source: nvml.h, nvmlEventType*."""
 _WAIT_MS = 500
-"""Timeout of one wait, and so how long the end of the thread may take; an event ends the wait at once."""
+"""Timeout of a wait, and thus the longest delay before the thread ends; an event ends the wait at once."""
 _PAUSE_S = 1.0
-"""Pause after a wait that failed, so that a broken driver costs no CPU."""
+"""Pause after a failed wait, so that a broken driver costs no CPU."""
 
 
 class EventWatch:
-    """Listens to one GPU from `start` until `close`, so that errors between two polls are counted.
+    """Listens to a GPU from `start` until `close`, so that errors between two polls are counted.
 
-    The GPU has a thread and an event set of its own: if it is lost or its driver hangs, no other GPU's events are
-    affected. Counts survive a loss; a GPU that is found again is listened to again. An XID belongs to the GPU, or to
-    the MIG slice that the driver names.
+    Each GPU has its own thread and event set, so a lost GPU or a driver that hangs does not affect other GPUs' events.
+    Counts survive the loss of a GPU; listening resumes when it is found again. An XID belongs to the GPU, or to the MIG
+    slice that the driver names.
 
-    index: NVML's. reason: why nothing is counted, None where all is well. implausible: XIDs whose number cannot be, and
-    which count as events only. doubt: the first of them. timed: cost of its calls, without the waits.
-    now_s: the time of a sample, in seconds since 1970. pause: waits that many seconds or until asked to end.
+    index: NVML's. reason: why nothing is counted; None if all is well. implausible: number of XIDs with an impossible
+    number, which count as events only. doubt: a message on the first of them. timed: cost of the calls, without waits.
+    now_s: the time of a sample, in Unix seconds. pause: waits that many seconds or until the end is requested.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EventWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, or let the one that runs go on."""
+        """Start the thread, or let the running one continue."""
         self._ending.clear()
         if self._thread is None or not self._thread.is_alive():
             self._has_tried.clear()
@@ -90,11 +90,11 @@ class EventWatch:
             self._thread.start()
 
     def await_begun(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` until the thread listens, or has found that it cannot."""
+        """Wait at most `timeout_s` until the thread listens or has failed to."""
         self._has_tried.wait(max(0.0, timeout_s))
 
     def samples(self) -> list[Sample]:
-        """Return counts since creation, and last times; a kind that the GPU can report begins at 0."""
+        """Return counts since creation, and times of the last events; kinds that the GPU can report start at 0."""
         gpu = self._label
         with self._lock:
             return [
@@ -114,11 +114,11 @@ class EventWatch:
             ]
 
     def end(self) -> None:
-        """Tell the thread to end, without waiting for it."""
+        """Request the thread's end, without waiting for it."""
         self._ending.set()
 
     def close(self) -> bool:
-        """Stop listening; return whether the thread ended. One that the driver holds for two waits is left behind."""
+        """Stop listening; return whether the thread ended. If the driver blocks it for two waits, it is abandoned."""
         self.end()
         if self._thread is None:
             return True
@@ -159,9 +159,9 @@ class EventWatch:
         return events
 
     def _listen(self, events: Any) -> bool:
-        """Count events until asked to end or the GPU is lost; return True if the driver will never deliver any.
+        """Count events until the end is requested or the GPU is lost, after which its event set is useless.
 
-        The event set of a lost GPU is useless.
+        Return True if the driver will never deliver events.
         """
         while not self._ending.is_set():
             try:
@@ -174,7 +174,7 @@ class EventWatch:
                     return False
                 elif says_unsupported(error) or says_forbidden(error):
                     self.reason = f"GPU {self._label}: the driver delivers no events ({error}); XIDs are not counted"
-                    with self._lock:  # Whether kinds that are still at 0 occurred is unknown.
+                    with self._lock:  # Kinds at 0 may have occurred.
                         self._counts = {kind: count for kind, count in self._counts.items() if count}
                     return True
                 else:

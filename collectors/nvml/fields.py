@@ -1,7 +1,7 @@
-"""Questions to a GPU that NVML answers together, by the number of a field, and how each value becomes a sample.
+"""Numbered fields of a GPU, which NVML returns together, and how each value becomes a sample.
 
-One call of nvmlDeviceGetFieldValues asks for all fields of a GPU. Left out on purpose: NVML_FI_DEV_POWER_AVERAGE, since
-nvmlDeviceGetPowerUsage gives the same in a thousandth of the time.
+One call of nvmlDeviceGetFieldValues reads all fields of a GPU. NVML_FI_DEV_POWER_AVERAGE is left out on purpose:
+nvmlDeviceGetPowerUsage returns the same in a thousandth of the time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError
 from collectors.nvml.plausible import MOST_STATES, Growth, ImplausibleAnswer, check_value
 
 ALL_LINKS = 0xFFFFFFFF
-"""Scope that asks an NVLink counter for its sum over all links. Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
+"""Scope for the sum of an NVLink counter over all links. Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
 _RENUMBERED = 580
-"""First driver whose counters of clock events have the field numbers of today's pynvml; 575 had them at the numbers
-that power smoothing has now. Source: NVML's change log, between v575 and v580."""
+"""First driver with today's field numbers for the counters of clock events; 575 used numbers that now belong to power
+smoothing. Source: NVML's change log, between v575 and v580."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Field:
-    """One field of a GPU.
+    """A field of a GPU.
 
-    name: as it is called in messages. scale: factor from NVML's unit to the metric's.
-    scope: the part of the GPU, such as a link, where the field has parts. is_slow: it changes rarely; see `PolledGpu`.
-    is_wrapping: it is a 32-bit counter that wraps and is extended before it becomes a sample.
+    name: in messages. scale: factor from NVML's unit to the metric's.
+    scope: the part of the GPU, for example a link, if the field has parts. is_slow: it changes rarely; see `PolledGpu`.
+    is_wrapping: it is a 32-bit counter that wraps, and is extended before it becomes a sample.
     states: words for values that are codes; the word becomes the metric's label `action`.
     """
 
@@ -50,21 +50,21 @@ class Field:
 
     @property
     def series(self) -> Hashable:
-        """The metric and its labels without the GPU's; several fields may have the same."""
+        """The metric and its labels without the GPU's; several fields may share a series."""
         return self.metric.name, frozenset(self.labels.items())
 
     def sample(self, gpu: str, raw: float) -> Sample:
-        """Return the sample of a value in NVML's unit."""
+        """Return the sample for a value in NVML's unit."""
         if self.states is not None:
             return self.metric.at(1, gpu=gpu, action=self.states.get(int(raw), f"action_{int(raw)}"))
         return self.metric.at(raw * self.scale, gpu=gpu, **self.labels)
 
 
 def fields_of(driver: str, *, per_link: int = 0) -> tuple[Field, ...]:
-    """Return the fields to ask a GPU for.
+    """Return the fields to read from a GPU.
 
-    driver: its version decides field numbers that NVIDIA has changed. per_link: number of NVLinks whose own bytes are
-    asked for; 0 for the sum alone.
+    driver: its version; NVIDIA has renumbered some fields. per_link: number of NVLinks whose bytes are read separately;
+    0 for the sum alone.
     """
     of_links = (
         _field(
@@ -106,7 +106,7 @@ def _field(
 
 
 def _clock_events(driver: str) -> tuple[Field, ...]:
-    """Return the counters, in nanoseconds, of time in which clocks were held back, by reason.
+    """Return the counters of throttled time by reason, in nanoseconds.
 
     Source: DCGM, DCGM_FI_DEV_CLOCKS_EVENT_REASON_*_NS, which are these fields.
     """
@@ -149,7 +149,7 @@ _NVLINK_BYTES = (
     ("received", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, 1024),
     ("received", pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, 1),
 )
-"""Fields of one series, with their unit in bytes: the first until Hopper, in KiB, the second on Blackwell and later.
+"""Fields of each series, with their unit in bytes: the first up to Hopper, in KiB, the second on Blackwell and later.
 
 Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_* and NVML_FI_DEV_NVLINK_COUNT_*_BYTES.
 """
@@ -172,9 +172,9 @@ _NVLINK_5_ERRORS = {
     "link_recovery_failed": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
     "effective": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
 }
-"""Blackwell and later. Symbol errors are left out: a healthy link has them, and corrects them.
+"""Blackwell and later. Symbol errors are left out: healthy links have them and correct them.
 
-Asked for all links together. Source: DCGM, NvmlFieldRequiresNvLinkAggregate.
+They exist only for all links together. Source: DCGM, NvmlFieldRequiresNvLinkAggregate.
 """
 _PCIE_ERRORS = {
     "correctable": pynvml.NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS,
@@ -274,7 +274,7 @@ _FIELDS = (
 )
 
 
-# PCIe: what a link can carry, and the extension of its 32-bit byte counters.
+# PCIe: bandwidth of a link, and extension of its 32-bit byte counters.
 
 _TRANSFERS_PER_S = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
 _ENCODING = {1: 8 / 10, 2: 8 / 10, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
@@ -282,7 +282,7 @@ _WRAP = 1 << 32
 
 
 def link_bytes_per_second(generation: int, lanes: int) -> float | None:
-    """Return what the link carries in one direction, without line coding; None for a generation not known here.
+    """Return the link's bandwidth in one direction, without line coding; None for an unknown generation.
 
     Source: PCI Express Base Specification, rates and encodings by generation (6: flits).
     """
@@ -292,11 +292,11 @@ def link_bytes_per_second(generation: int, lanes: int) -> float | None:
 
 
 class WholeCounter:
-    """Extends a 32-bit counter of bytes that wraps to a counter that only grows, from 0.
+    """Extends a wrapping 32-bit counter of bytes to one that only grows, from 0.
 
-    A link of 63 GB/s wraps it 15 times a second, one of 16 GB/s 4 times. The number of wraps between two readings
-    follows from an expected growth that is right to within half a wrap (2 GiB). Without one the growth is known only
-    where the link cannot have carried a whole wrap; else it is unknown, and the count restarts at 0.
+    A link of 63 GB/s wraps the counter 15 times a second, one of 16 GB/s 4 times. The number of wraps between two
+    readings follows from an expected growth that is right to within half a wrap (2 GiB). Without it, the growth is
+    known only if the link cannot have carried a whole wrap; otherwise it is unknown, and the count restarts at 0.
     A value above 32 bits shows that this driver's counter does not wrap.
     Source: nvml.h, NVML_FI_DEV_PCIE_COUNT_TX_BYTES ("PCIe transmit bytes. Value can be wrapped"); the driver's own
     counter is an NvU32 (ctrl2080bus.h, NV2080_CTRL_BUS_GET_PEX_UTIL_COUNTERS_PARAMS).
@@ -308,9 +308,9 @@ class WholeCounter:
         self._bytes = 0
 
     def advance(self, raw: int, *, expected: float | None, most: float | None) -> int | None:
-        """Return the growth since the first reading, or the last unknown reading; None if this one is unknown.
+        """Return the growth since the first reading, or since the last unknown one; None if the growth is unknown.
 
-        expected: the growth since the last reading. most: its upper limit. Each None where it is not known.
+        expected: the growth since the last reading; None if unknown. most: its upper limit; None if unknown.
         """
         self._is_wide = self._is_wide or raw >= _WRAP
         growth = 0 if self._raw is None else self._growth(self._raw, raw, expected, most)
@@ -320,9 +320,9 @@ class WholeCounter:
 
     def _growth(self, before: int, raw: int, expected: float | None, most: float | None) -> int | None:
         if self._is_wide:
-            return raw - before if raw >= before else raw  # Smaller: the driver was reloaded.
+            return raw - before if raw >= before else raw  # It falls if the driver was reloaded.
         growth = (raw - before) % _WRAP
-        # Growth of 1 GiB modulo the wrap of 4 GiB and 12.5 GiB expected: round(11.5 / 4) = 3 wraps, so 13 GiB.
+        # Example: growth of 1 GiB modulo 4 GiB, 12.5 GiB expected: round(11.5 / 4) = 3 wraps, so 13 GiB.
         if expected is not None:
             return growth + _WRAP * max(0, round((expected - growth) / _WRAP))
         return growth if most is not None and most < _WRAP else None
@@ -336,9 +336,9 @@ _MAY_HAVE_WRAPPED = "its counter wraps every 4 GiB, and the link may carry more 
 
 
 class FieldBatch:
-    """The fields of one GPU, asked for together. Fields that it does not support are asked for once.
+    """The fields of a GPU, read together. A field that the GPU does not support is requested only once.
 
-    If several fields give one series, the first that answers becomes its only source.
+    If several fields have the same series, the first that answers becomes its only source.
     """
 
     def __init__(
@@ -365,10 +365,10 @@ class FieldBatch:
     def read(
         self, *, is_slow: bool, rates: Mapping[str, float], link: float | None
     ) -> tuple[list[Sample], list[Sample]]:
-        """Return the samples of quick fields and the samples of slow fields, which are empty unless `is_slow`.
+        """Return the samples of the quick fields and, if `is_slow`, of the slow fields.
 
-        rates: bytes per second in each direction of PCIe since the last call, where known. link: what PCIe can carry
-        in one direction, in bytes per second.
+        rates: bytes per second in each direction of PCIe since the last call, if known. link: bandwidth of PCIe in one
+        direction, in bytes per second.
 
         Raises:
             GpuLost: the GPU is gone.
@@ -389,12 +389,12 @@ class FieldBatch:
         since_ns = begun_ns if self._begun_ns is None else self._begun_ns
         self._begun_ns = begun_ns
         expected = {direction: rate * (begun_ns - since_ns) / 1e9 for direction, rate in rates.items()}
-        # From before the last call until after this one, since a call may read each counter at any time within it.
+        # The interval runs from before the last call until after this one: a call may read a counter at any moment.
         most = None if link is None else link * (self._clock_ns() - since_ns) / 1e9
         quick: list[Sample] = []
         slow: list[Sample] = []
         for answered, value in zip(fields, values, strict=True):
-            if answered not in self._fields:  # Its rival has just answered.
+            if answered not in self._fields:  # Another field of its series has just answered.
                 continue
             sample = self._sample(answered, value, expected, most)
             if sample is not None:
@@ -433,12 +433,12 @@ class FieldBatch:
         direction = field.labels["direction"]
         total = self._counters[field].advance(int(raw), expected=expected.get(direction), most=most)
         if total is None and not all(map(self._support.is_asked, (MONITORS, pcie_rate(direction)))):
-            # Where GPM gives the rate, a gap is reported as GPM's and not as this field's.
+            # If GPM provides the rate, it reports the gap itself.
             self._support.doubted(field.name, _MAY_HAVE_WRAPPED)
         return None if total is None else field.sample(self._gpu, total)
 
 
 def raw_of(value: Any) -> float:
-    """Return the number that a field's value holds, in NVML's own unit."""
+    """Return the number in a field's value, in NVML's unit."""
     raw: float = getattr(value.value, _MEMBERS[value.valueType])
     return raw

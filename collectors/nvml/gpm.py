@@ -17,7 +17,7 @@ from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError
 from collectors.nvml.plausible import ImplausibleAnswer, check_value
 
 _APART_NS = 150_000_000
-"""Two samples must be more than 100 ms apart, the period of the monitors. Source: NVML's page of GPM functions."""
+"""Two samples must be more than 100 ms, the monitors' period, apart. Source: NVML's documentation of GPM functions."""
 _MIB = 1 << 20
 MONITORS = "GPM"
 """Name of the question for all GPM metrics together."""
@@ -25,7 +25,7 @@ MONITORS = "GPM"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpmReading:
-    """GPM metrics over the time between two samples. pcie_bytes_per_second: by direction, where it is known."""
+    """GPM metrics over the time between two samples. pcie_bytes_per_second: by direction, if known."""
 
     samples: list[Sample]
     pcie_bytes_per_second: dict[str, float]
@@ -33,7 +33,7 @@ class GpmReading:
 
 @dataclass(frozen=True, slots=True)
 class _Monitored:
-    """One GPM metric. name: as it is called in messages. scale: factor from NVML's unit to the metric's."""
+    """A GPM metric. name: in messages. scale: factor from NVML's unit to the metric's."""
 
     number: int
     name: str
@@ -72,9 +72,9 @@ _MONITORED = (
 
 
 class Profile:
-    """A pair of GPM samples of a GPU; each reading replaces the older one.
+    """A pair of GPM samples of a GPU; each reading replaces the older sample.
 
-    Needs no lock on the monitors, unlike DCGM's profiling. Where another program holds them, a reading is empty.
+    Needs no lock on the monitors, unlike DCGM's profiling. While another program holds them, readings are empty.
     A GPU that MIG splits is not read.
     """
 
@@ -98,7 +98,7 @@ class Profile:
         self._latest = GpmReading(samples=[], pcie_bytes_per_second={})
 
     def read(self) -> GpmReading:
-        """Return the metrics since the last reading; the last answer again if that was less than 150 ms ago.
+        """Return the metrics since the last reading, or the last answer if that was less than 150 ms ago.
 
         Raises:
             GpuLost: the GPU is gone.
@@ -127,7 +127,7 @@ class Profile:
             if not self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
                 raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
             self._pair = [self._nvml.nvmlGpmSampleAlloc() for _ in range(2)]
-        # The newer sample becomes the older one, whose memory takes the new sample.
+        # The newer sample becomes the older one, and its partner's memory is reused for the new sample.
         self._pair.reverse()
         self._nvml.nvmlGpmSampleGet(self._handle, self._pair[1])
         self._sampled_ns = now_ns

@@ -1,4 +1,4 @@
-"""One GPU as it is polled: all that it answers at a beat, and the thread that finds, asks, loses and refinds it."""
+"""Polling of a GPU: its answers at a beat, and the thread that finds it, polls it, and finds it again after a loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from collectors.nvml.processes import OwnerOf, ProcessUse
 from collectors.nvml.queries import QUESTIONS, UNKNOWN, GpuProcess, Identity, nvlinks, processes_on
 
 SLOW_S = 10.0
-"""How old an answer that rarely changes may be: limits, links, counts of errors, MIG instances."""
+"""Maximum age of answers that rarely change: limits, links, counts of errors, MIG instances."""
 _PROCESSES = "list of processes"
 _UNNAMED = "in a container with its own PIDs the driver does not name all processes, so they are left out"
 
@@ -52,13 +52,13 @@ class GpuAnswer:
 
 
 class PolledGpu:
-    """Asks one GPU all questions that it has not refused for good; `support` lists them with their answers' cost.
+    """Asks a GPU all questions that it has not refused for good; `support` lists them with the cost of their answers.
 
     Slow questions are asked every SLOW_S; readings in between repeat their answers.
-    names_processes: whether the driver names all computing processes to this one. owner_of: see `OwnerOf`; None where
-    no process is to have series of its own.
-    is_changed: MIG was switched on or off, or its instances changed, so that the GPU should be looked up again.
-    timed: the functions that were called, with their time.
+    names_processes: whether the driver lists all computing processes to this process. owner_of: see `OwnerOf`; None if
+    processes get no series of their own.
+    is_changed: MIG was switched on or off, or its instances changed, so the GPU must be looked up again.
+    timed: the called functions, with their time.
 
     Raises:
         NVMLError: the GPU cannot be found, or is gone.
@@ -106,7 +106,7 @@ class PolledGpu:
         self._link: float | None = None
 
     def read(self) -> GpuAnswer:
-        """Return a complete reading of the GPU, or one that says that it is lost."""
+        """Return a complete reading of the GPU, or one that reports its loss."""
         try:
             samples, processes = self._read()
         except GpuLost as error:
@@ -124,7 +124,7 @@ class PolledGpu:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so many processes were on the GPU at once that some have no series of their own."""
+        """Whether the GPU ever had so many processes at once that some got no series of their own."""
         return self._uses is not None and self._uses.is_crowded
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class PolledGpu:
             if is_slow or not question.is_slow:
                 ask = partial(question.read, self._nvml, self.handle, self.label)
                 (slow if question.is_slow else quick).extend(self.support.ask(question.name, ask) or ())
-        # The link is among the slow answers, so it is kept in between.
+        # The link is a slow answer, so remember it in between.
         links = (
             sample for sample in slow if sample.metric == GPU_PCIE_LINK.name and sample.labels["link"] == "maximum"
         )
@@ -162,9 +162,9 @@ class PolledGpu:
         return [*self._slow, *quick, *tasks], processes
 
     def _processes(self) -> tuple[list[Sample], tuple[GpuProcess, ...]]:
-        """Return the samples and the list of processes; a split GPU has those of its instances.
+        """Return the samples and the list of processes; for a split GPU, those of its instances.
 
-        The GPU's count is absent if one instance does not list its processes.
+        The GPU's count is absent if an instance does not list its processes.
         """
         samples: list[Sample] = []
         lists: list[tuple[GpuProcess, ...] | None] = []
@@ -190,10 +190,10 @@ class PolledGpu:
 def _read_instance(
     nvml: Nvml, instance: NvmlDevice, support: FieldSupportTable
 ) -> tuple[list[Sample], tuple[GpuProcess, ...] | None]:
-    """Return the samples and processes of a MIG instance; processes are None where the driver refuses to list them.
+    """Return the samples and processes of a MIG instance; processes are None if the driver refuses to list them.
 
-    Memory and processes are separate questions: a process that is not root may get one and not the other. NVML reports
-    no utilization of an instance, and none of a GPU that is split.
+    Memory and processes are separate questions: without root, the driver may answer one and refuse the other. NVML
+    reports no utilization for an instance or a split GPU.
 
     Raises:
         GpuLost: the GPU is gone.
@@ -219,40 +219,40 @@ def _read_instance(
     return samples, processes
 
 
-# A watched GPU: found, polled, lost and found again, in its own thread.
+# A watched GPU, with a thread that finds it, polls it, and finds it again after a loss.
 
 GpuState = Literal["answering", "late", "lost", "failed", "forbidden"]
-"""failed: by a bug of ours. forbidden: this process may not look for the GPU."""
+"""failed: through a bug of ours. forbidden: this process may not access the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Missed:
-    """The GPU was not found or gave no complete answer; the next beat tries again."""
+    """The GPU was not found or gave no complete answer; the next beat retries."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GivenUp:
-    """The GPU is left alone for RETRY_S, then looked up again."""
+    """The GPU is not polled for RETRY_S, then looked up again."""
 
     state: Literal["lost", "failed", "forbidden"]
     reason: str
 
 
 _Outcome = PolledGpu | GpuAnswer | _Missed | _GivenUp
-"""The result of a turn of the thread; a `PolledGpu` was just found and is polled at the next beat."""
+"""Result of a turn of the thread; a `PolledGpu` was just found, and the next beat polls it."""
 
 
 class WatchedGpu:
-    """A GPU and the thread that finds and asks it; its state begins as late.
+    """A GPU and the thread that finds and polls it; its initial state is late.
 
-    One turn of the thread either finds the GPU or asks it. A GPU that keeps its thread waiting is not waited for again
-    until it has answered. A lost GPU stays lost until it is found again, which nobody waits for.
-    `_look` and what it calls run in that thread; all else is for one other thread.
+    A turn of the thread either finds the GPU or polls it. After a GPU is late, beats do not wait for it until it has
+    answered. A lost GPU stays lost until it is found again, which no beat waits for.
+    `_look` and its callees run in that thread; everything else must be called from a single other thread.
 
     find: returns the GPU at an index, or raises NVML's refusal. hold_s: how long a late GPU's last answer is shown.
-    gpu: as last found. missed: beats without an answer while it was late.
+    gpu: as last found. missed: number of beats at which it was late.
     """
 
     def __init__(
@@ -290,17 +290,17 @@ class WatchedGpu:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is lost and is due to be looked for again."""
+        """Whether the GPU is lost and due to be looked up again."""
         return self.state == "lost" and self._due_ns is not None and self._clock_ns() >= self._due_ns
 
     def ask(self) -> None:
-        """Start a turn of the thread, unless the last one still runs or the GPU is left alone."""
+        """Start a turn of the thread, unless one is running or the GPU is within its RETRY_S pause."""
         self._take(0.0)
         if self._due_ns is None or self._clock_ns() >= self._due_ns:
             self._answerer.ask()
 
     def settle(self, left_s: float) -> None:
-        """Take the answer if it comes within `left_s`, else count a miss; call it at most once a beat."""
+        """Take the answer if it arrives within `left_s`, else count a miss; call this at most once a beat."""
         if self._is_waited_for and not self._take(left_s):
             self._miss("no answer by the deadline")
             self._is_waited_for = False
@@ -308,11 +308,11 @@ class WatchedGpu:
             self.missed += 1
 
     def await_found(self, left_s: float) -> None:
-        """Wait at most `left_s` until the GPU has been looked for; its state does not change if that takes longer."""
+        """Wait at most `left_s` until the first lookup ends; the state does not change if it takes longer."""
         self._take(left_s)
 
     def samples(self) -> list[Sample]:
-        """Return its state and its last answer, unless that is too old; nothing for a GPU that may not be asked."""
+        """Return the state, and the last answer unless it is too old; nothing for a forbidden GPU."""
         if self.state == "forbidden":
             return []
         samples = [
@@ -339,7 +339,7 @@ class WatchedGpu:
         if outcome is None or outcome is self._last_outcome:
             return True
         self._last_outcome = outcome
-        # Given up: left alone for RETRY_S. Missed: late, or left alone again. Found: asked at the next beat.
+        # Given up: pause for RETRY_S. Missed: late, or pause again. Found: polled at the next beat.
         if isinstance(outcome, _GivenUp):
             self.state, self._reading = outcome.state, None
             self._reason = f"{outcome.reason}; its samples are left out until it is found again"
@@ -382,7 +382,7 @@ class WatchedGpu:
             if self._gpu is None and says_forbidden(error):
                 return self._give_up("forbidden", str(error))
             return _Missed(reason=f"no complete answer ({error})")
-        except Exception as error:  # noqa: BLE001  # Whatever fails in one GPU, the others are read.
+        except Exception as error:  # noqa: BLE001  # A failing GPU must not affect the others.
             return self._give_up("failed", in_words(error))
         if self._gpu.is_changed:
             self._give_back()

@@ -1,6 +1,6 @@
-"""The GPUs of this node and the MIG instances that split them: index, handle, UUID, PCI address.
+"""The GPUs of this node and their MIG instances: index, handle, UUID, PCI address.
 
-All else that asks NVML about GPUs gets them from here, so that an index means the same everywhere.
+All other code that queries NVML gets its GPUs from here, so an index means the same everywhere.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collectors.nvml.library import Nvml, NVMLError, code_of, says_unsupported
 from collectors.nvml.plausible import ImplausibleAnswer, lenient
 
 NO_INSTANCE = 0xFFFFFFFF
-"""The instance number in an event that belongs to no instance. Source: nvml.h, nvmlEventData_t."""
+"""Instance number of an event without an instance. Source: nvml.h, nvmlEventData_t."""
 CPU_WORDS = 64
 """Words of 64 CPUs each that NVML may fill: 4096 CPUs, more than a node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlDevice:
-    """A GPU, or one compute instance of a GPU that MIG splits.
+    """A GPU, or a compute instance of a GPU that MIG splits.
 
-    index: NVML's index of the whole GPU, in PCI bus order; CUDA counts what it shows from 0 (`bench.machine.gpus`).
-    instance: GPU instance and compute instance, as "1/0"; "" for a whole GPU. name: of an instance; None for a whole
-    GPU, which may refuse it and is asked separately.
+    index: NVML's index of the whole GPU, in PCI bus order; CUDA numbers only visible devices (`bench.machine.gpus`).
+    instance: GPU instance and compute instance, for example "1/0"; "" for a whole GPU. name: of an instance; None for a
+    whole GPU, whose name is a separate question because the driver may refuse it.
     """
 
     index: int
@@ -36,13 +36,13 @@ class NvmlDevice:
 
 
 def gpus_of_node(nvml: Nvml) -> tuple[tuple[NvmlDevice, ...], dict[int, Exception]]:
-    """Return the GPUs of the node that answer, in the order of their indices, and by index why NVML refuses others.
+    """Return the node's GPUs that answer, by ascending index, and NVML's refusals of the others, by index.
 
-    NVML also counts GPUs whose device files a container or a scheduler's control group withholds, and refuses each of
-    them as forbidden. CUDA shows no such GPU.
+    NVML also counts GPUs whose device files a container or a scheduler's control group withholds, and refuses access
+    to them. CUDA does not show them.
 
     Raises:
-        NVMLError: NVML refuses to count them.
+        NVMLError: NVML refuses to count the GPUs.
     """
     gpus: list[NvmlDevice] = []
     refused: dict[int, Exception] = {}
@@ -58,14 +58,14 @@ def gpu_at(nvml: Nvml, index: int) -> NvmlDevice:
     """Return the GPU with this index.
 
     Raises:
-        NVMLError: there is none, or it is gone.
+        NVMLError: the GPU does not exist, or is gone.
     """
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     return NvmlDevice(index=index, handle=handle, uuid=nvml.nvmlDeviceGetUUID(handle))
 
 
 def instances_of(nvml: Nvml, gpu: NvmlDevice) -> tuple[NvmlDevice, ...] | None:
-    """Return the instances of a GPU that exist now; they come and go while the GPU stays. None if MIG is off.
+    """Return the current MIG instances of a GPU, which may change at any time; None if MIG is off.
 
     Raises:
         NVMLError: the GPU has no MIG, refuses, or is gone.
@@ -78,7 +78,7 @@ def instances_of(nvml: Nvml, gpu: NvmlDevice) -> tuple[NvmlDevice, ...] | None:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
         except NVMLError as error:
             if code_of(error) == NVML_ERROR_NOT_FOUND or says_unsupported(error):
-                continue  # No instance has this place.
+                continue  # There is no instance at this place.
             raise
         instances.append(_instance(nvml, gpu.index, handle))
     return tuple(instances)
@@ -88,7 +88,7 @@ def instance_with(nvml: Nvml, uuid: str) -> NvmlDevice:
     """Return the instance with this UUID.
 
     Raises:
-        NVMLError: there is none.
+        NVMLError: the instance does not exist.
     """
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     gpu = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
@@ -109,10 +109,10 @@ def _instance(nvml: Nvml, index: int, handle: Any) -> NvmlDevice:
 
 
 def near_cpus(nvml: Nvml, gpu: NvmlDevice) -> tuple[int, ...]:
-    """Return the CPUs of the GPU's NUMA node, whether or not this process may use them; of an instance, its GPU's.
+    """Return the CPUs of the NUMA node of the GPU (of an instance's GPU), whether or not this process may use them.
 
     Raises:
-        NVMLError: the driver does not say, or names none.
+        NVMLError: the driver does not report them, or reports none.
     """
     handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu.handle) if gpu.instance else gpu.handle
     words = nvml.nvmlDeviceGetCpuAffinity(handle, CPU_WORDS)
@@ -123,26 +123,26 @@ def near_cpus(nvml: Nvml, gpu: NvmlDevice) -> tuple[int, ...]:
 
 
 def pci_address(nvml: Nvml, handle: Any) -> str:
-    """Return the GPU's address on the PCI bus, as "00000000:1B:00.0"."""
+    """Return the GPU's address on the PCI bus, for example "00000000:1B:00.0"."""
     info = nvml.nvmlDeviceGetPciInfo_v3(handle)
     return str(lenient(lambda: info.busId))
 
 
 def cuda_version(nvml: Nvml) -> str:
-    """Return the newest CUDA version that the driver can run, as "13.1".
+    """Return the newest CUDA version that the driver supports, for example "13.1".
 
     Raises:
-        NVMLError: the driver does not say.
+        NVMLError: the driver does not report it.
     """
     number = nvml.nvmlSystemGetCudaDriverVersion()  # 12040 means 12.4.
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-# MIG's numbers, as events and lists of processes have them.
+# MIG's numbers in events and lists of processes.
 
 
 def instance_of(number: int) -> int | None:
-    """Return the instance with an event's number; None if there is none."""
+    """Return the instance that an event's number stands for; None if it stands for no instance."""
     return None if number == NO_INSTANCE else number
 
 
@@ -152,6 +152,6 @@ def number_of(instance: int | None) -> int:
 
 
 def label_of_ids(gpu_instance: int, compute_instance: int) -> str:
-    """Return the label of these ids, as in `NvmlDevice.instance`: "1" for a GPU instance alone, "" for a whole GPU."""
+    """Return the label for these ids, see `NvmlDevice.instance`: "1" for a GPU instance alone, "" for a whole GPU."""
     ids = (instance_of(gpu_instance), instance_of(compute_instance))
     return "/".join(str(number) for number in ids if number is not None)

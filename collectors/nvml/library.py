@@ -1,4 +1,4 @@
-"""NVIDIA's management library: the functions of `pynvml` that we call, its error codes, and what a GPU refuses."""
+"""NVIDIA's management library: the functions of `pynvml` that we call, error codes, and each GPU's field support."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from pynvml import (
 from collectors.nvml.plausible import CheckedNvml, ImplausibleAnswer, checked
 
 NVMLError = cast(type[Exception], pynvml.NVMLError)
-"""The exception of every refusal by NVML."""
+"""The exception that NVML raises for every refusal."""
 
 RETRY_S = 30.0
-"""How long a lost driver or GPU is left alone before it is looked for again."""
+"""Pause before a lost driver or GPU is looked up again."""
 _NO_DRIVER = {
     NVML_ERROR_LIBRARY_NOT_FOUND: "NVML library not found",
     NVML_ERROR_DRIVER_NOT_LOADED: "its kernel module is not loaded",
@@ -60,9 +60,9 @@ _LOST = frozenset(
 
 
 class Nvml(Protocol):
-    """The functions of `pynvml` that we call, so that a recorded NVML can take its place.
+    """The functions of `pynvml` that we call, so that a recorded NVML can replace it.
 
-    Left out on purpose: nvmlDeviceGetPcieThroughput, which blocks for 20 ms per direction.
+    nvmlDeviceGetPcieThroughput is left out on purpose: it blocks for 20 ms per direction.
     """
 
     def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's own names.
@@ -127,23 +127,23 @@ def installed_nvml() -> Nvml:
 
 
 class Timed:
-    """A wrapper of NVML that checks its answers, and times and counts its calls; for one thread.
+    """A wrapper of NVML that checks its answers, and times and counts its calls; for a single thread.
 
-    seconds, calls: by function. asked: number of things asked for: each field and each GPM metric counts, of which one
-    call asks for many; any other call counts once.
+    seconds, calls: by function. requested: number of requested values: each field and each GPM metric counts, even if
+    one call requests many; any other call counts once.
     A function that this `pynvml` lacks raises NVML's error "function not found", like one that the driver lacks.
     """
 
     def __init__(self, nvml: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
-        self.asked = 0
+        self.requested = 0
         self._nvml = nvml
         self._clock_ns = clock_ns
 
     @property
     def nvml(self) -> Nvml:
-        """This object itself, typed as `Nvml`, since it has all its functions."""
+        """This object, typed as `Nvml`, since it has all of its functions."""
         return cast(Nvml, self)
 
     def go_on_from(self, before: Timed) -> None:
@@ -151,7 +151,7 @@ class Timed:
         for function, spent_s in before.seconds.items():
             self.seconds[function] = self.seconds.get(function, 0.0) + spent_s
             self.calls[function] = self.calls.get(function, 0) + before.calls[function]
-        self.asked += before.asked
+        self.requested += before.requested
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._nvml, name, None)
@@ -167,19 +167,19 @@ class Timed:
                 self.calls[name] = self.calls.get(name, 0) + 1
                 match name:
                     case "nvmlDeviceGetFieldValues":
-                        self.asked += len(arguments[1])
+                        self.requested += len(arguments[1])
                     case "nvmlGpmMetricsGet":
-                        self.asked += int(arguments[0].numMetrics)
+                        self.requested += int(arguments[0].numMetrics)
                     case _:
-                        self.asked += 1
+                        self.requested += 1
                 self.seconds[name] = self.seconds.get(name, 0.0) + (self._clock_ns() - begun_ns) / 1e9
 
-        setattr(self, name, timed)  # So that the next call does not come through __getattr__.
+        setattr(self, name, timed)  # The next call bypasses __getattr__.
         return timed
 
 
 def key_of(handle: Any) -> Hashable:
-    """Return a key that identifies a GPU by its handle; NVML gives a GPU the same handle each time.
+    """Return a key that identifies a GPU by its handle; NVML always returns the same handle for a GPU.
 
     Does not call NVML, so it works for a GPU that is lost.
     """
@@ -189,12 +189,12 @@ def key_of(handle: Any) -> Hashable:
 
 
 def missing_driver(error: Exception) -> str | None:
-    """Return the missing part if the error means that there is no NVIDIA driver, which is normal; else None."""
+    """Return what is missing if the error means that there is no NVIDIA driver, which is normal; else None."""
     return _NO_DRIVER.get(code_of(error) or 0)
 
 
 def says_unsupported(error: Exception) -> bool:
-    """Return whether this driver never answers that question for this GPU."""
+    """Return whether this driver will never answer the question for this GPU."""
     return code_of(error) in _NEVER
 
 
@@ -218,22 +218,22 @@ def code_of(error: Exception) -> int | None:
     return getattr(error, "value", None)
 
 
-# Field support: whether a GPU answers a question, why not, and what an answer costs.
+# Field support: whether a GPU answers a question, why not, and the cost of an answer.
 
 SupportState = Literal["answers", "not supported", "not permitted", "not always"]
 Value = TypeVar("Value")
 
 
 class GpuLost(Exception):
-    """The GPU answers nothing more until it is reset, its driver is loaded again, or the node is restarted."""
+    """The GPU no longer answers until it is reset, its driver is reloaded, or the node is restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSupport:
-    """Whether one GPU answers one question.
+    """Whether a GPU answers a question.
 
-    reason: NVML's message, or why its answer is of no use; None where it answers. cost_s: time of the last answer, None
-    where there was none; for a field as the driver reports it, for a function as we measure it.
+    reason: NVML's message, or why its answer is unusable; None if it answers. cost_s: time of the last answer, None if
+    there was none; for a field as the driver reports it, for a function as we measure it.
     """
 
     gpu: str
@@ -244,12 +244,12 @@ class FieldSupport:
 
 
 class FieldSupportTable:
-    """The support of all questions by one GPU. A question that was refused for good is never asked again.
+    """A GPU's support of all questions. A question that was refused for good is never asked again.
 
-    "Not supported" is not for good where the question was answered before: a feature may be switched off and on again,
-    such as MIG and what it takes from a GPU.
+    "Not supported" is not for good if the question was answered before: a feature may be switched off and on again, for
+    example MIG and the fields that it disables.
 
-    implausible: how many answers could not be, by question.
+    implausible: number of impossible answers, by question.
     """
 
     def __init__(self, gpu: str, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -263,7 +263,7 @@ class FieldSupportTable:
         """Return the result of `read`; None if it is refused now or was refused for good before.
 
         Raises:
-            GpuLost: the GPU is gone; it need not be asked anything more.
+            GpuLost: the GPU is gone; further questions are pointless.
         """
         if not self.is_asked(question):
             return None
@@ -286,16 +286,16 @@ class FieldSupportTable:
             self._put(question, "answers", None, cost_s)
 
     def refused(self, question: str, error: Exception) -> bool:
-        """Record a refusal, and return whether to ask again.
+        """Record a refusal; return whether to ask again.
 
         Raises:
-            GpuLost: the GPU is gone; it need not be asked anything more.
+            GpuLost: the GPU is gone; further questions are pointless.
         """
         if says_lost(error):
             raise GpuLost(str(error)) from error
         if isinstance(error, ImplausibleAnswer):
             self.implausible[question] += 1
-            if self.implausible[question] == 1:  # The first stands for all, which differ.
+            if self.implausible[question] == 1:  # Report the first only, since their texts differ.
                 self._put(question, "not always", str(error), None)
             return True
         if says_unsupported(error) and question not in self._answering:
@@ -308,17 +308,17 @@ class FieldSupportTable:
         return True
 
     def doubted(self, question: str, reason: str) -> None:
-        """Record that the question was answered but the answer cannot be used; it is asked again."""
+        """Record an answer that cannot be used; the question will be asked again."""
         before = self._by_question.get(question)
         self._put(question, "not always", reason, None if before is None else before.cost_s)
 
     def is_asked(self, question: str) -> bool:
-        """Return whether the question has not been refused for good."""
+        """Return whether to ask the question: it has not been refused for good."""
         support = self._by_question.get(question)
         return support is None or support.answer in {"answers", "not always"}
 
     def all(self) -> tuple[FieldSupport, ...]:
-        """Return the support of all questions, in the order in which the questions were first asked."""
+        """Return the support of all questions, in the order in which they were first asked."""
         return tuple(self._by_question.values())
 
     def _put(self, question: str, answer: SupportState, reason: str | None, cost_s: float | None) -> None:

@@ -1,6 +1,6 @@
-"""What NVML can answer: a range for each number, relations between numbers, and texts that may not be UTF-8.
+"""Plausibility of NVML's answers: ranges of numbers, relations between them, and texts that may not be UTF-8.
 
-Some drivers give 2^32 - 1 where they do not know, a utilization of 627618 %, or a name in no encoding.
+Some drivers return 2^32 - 1 for unknown values, a utilization of 627618 %, or a name in no valid encoding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ImplausibleAnswer(pynvml.NVMLError):  # type: ignore[misc]  # pynvml has n
     """NVML returned an impossible value; the caller treats it as a refusal until the next reading."""
 
     def __new__(cls, text: str) -> ImplausibleAnswer:
-        """Return the error, with NVML's code for an unknown one."""
+        """Return the error, with NVML's code for an unknown error."""
         return cast(ImplausibleAnswer, super().__new__(cls, pynvml.NVML_ERROR_UNKNOWN))
 
     def __init__(self, text: str) -> None:
@@ -32,17 +32,17 @@ class ImplausibleAnswer(pynvml.NVMLError):  # type: ignore[misc]  # pynvml has n
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """The least and the most that can be. unit: as NVML counts."""
+    """The smallest and largest possible value. unit: NVML's."""
 
     least: float
     most: float
     unit: str = ""
 
     def check(self, value: float) -> None:
-        """Refuse a value outside; NaN is outside.
+        """Refuse a value outside the range; NaN is outside.
 
         Raises:
-            Implausible: it is.
+            ImplausibleAnswer: the value is outside.
         """
         if not self.least <= value <= self.most:
             unit = f" {self.unit}" if self.unit else ""
@@ -74,16 +74,16 @@ _ONE_NUMBER = {
     "nvmlDeviceGetTotalEccErrors": _Range(0, (1 << 32) - 2),
     "nvmlDeviceGetPersistenceMode": _FLAG,
     "nvmlDeviceGetNvLinkState": _FLAG,
-    # Drivers know nine reasons; later ones may know a few more.
+    # Drivers have nine reasons; later ones may have a few more.
     "nvmlDeviceGetCurrentClocksEventReasons": _Range(0, (1 << 16) - 1),
 }
 
 
 def check_percent(value: float) -> None:
-    """Refuse a share in percent that cannot be.
+    """Refuse an impossible percentage.
 
     Raises:
-        Implausible: it is outside of 0 to 100.
+        ImplausibleAnswer: it is outside 0 to 100.
     """
     _PERCENT.check(value)
 
@@ -118,9 +118,9 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = {
 
 
 def lenient(read: Callable[[], Any]) -> Any:
-    """Return what `read` gives, and text that is no UTF-8 with "\\xff" for each such byte.
+    """Return the result of `read`; in text that is not UTF-8, escape invalid bytes as "\\xff".
 
-    pynvml decodes a text when its function returns, and a text in a structure when the attribute is read.
+    pynvml decodes text when its function returns, and text in a structure when the attribute is read.
     """
     try:
         return read()
@@ -129,10 +129,10 @@ def lenient(read: Callable[[], Any]) -> Any:
 
 
 def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of NVML that refuses what cannot be, and gives bytes that are no UTF-8 as "\\xff".
+    """Return an NVML function that refuses impossible answers, and escapes bytes that are not UTF-8 as "\\xff".
 
     Raises:
-        Implausible: from each call whose answer cannot be.
+        ImplausibleAnswer: from each call with an impossible answer.
     """
     check = _CHECKS.get(name)
 
@@ -146,7 +146,7 @@ def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CheckedNvml:
-    """The module `pynvml`, or what takes its place, with checked functions."""
+    """The module `pynvml`, or a replacement of it, with checked functions."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -156,10 +156,10 @@ class CheckedNvml:
         return checked(name, attribute) if name.startswith("nvml") and callable(attribute) else attribute
 
 
-# Values of fields and of performance monitors, and all that is shown: in the units of metrics.
+# Values of fields, performance monitors and exported samples, in the units of metrics.
 
 _RATIO = _Range(0, 1.01)
-"""Monitors count a little beyond the whole."""
+"""Monitors may slightly exceed 1."""
 _COUNT = _Range(0, (1 << 32) - 2)
 _TOTAL_BYTES = _Range(0, 1 << 63, "bytes")
 _WATTS = _Range(0, 10_000, "W")
@@ -209,30 +209,30 @@ _RANGES: Mapping[str, _Range] = {
     for metric in metrics
 }
 MOST_STATES = 255
-"""Codes of states are smaller."""
+"""Upper limit for codes of states."""
 
 
 def check_value(metric: Metric, value: float) -> None:
-    """Refuse a value of a field or a monitor that cannot be.
+    """Refuse an impossible value of a field or a monitor.
 
     Raises:
-        Implausible: it is outside of the metric's range.
+        ImplausibleAnswer: it is outside the metric's range.
     """
     if (limits := _RANGES.get(metric.name)) is not None:
         limits.check(value)
 
 
 _FASTEST = {gpu_metrics.GPU_ENERGY_JOULES.name: 20e3, gpu_health_metrics.GPU_NVLINK_BYTES.name: 1e13}
-"""How much a counter can grow in a second: watts of the largest boards, bytes of all links."""
+"""Maximum growth of a counter per second: watts of the largest boards, bytes over all links."""
 _SLACK_S = 1.0
-"""Drivers renew counters in steps."""
+"""Extra time to allow for, since drivers update counters in steps."""
 
 
 class Growth:
-    """Holds a counter of a GPU to what it can grow by: it never falls as long as the GPU is not lost.
+    """Checks a counter's growth: it never falls unless the GPU is lost, and has a maximum rate.
 
-    A value that breaks this is left out, and the next one is held against it: a wrong one costs two readings, and a
-    counter that was set back goes on after one.
+    A value that fails is left out, and the next is compared with it: a wrong value costs two readings, and a counter
+    that was reset costs one.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -240,10 +240,10 @@ class Growth:
         self._before: tuple[int, float] | None = None
 
     def check(self, value: float, now_ns: int) -> None:
-        """Refuse a value to which the counter cannot have grown.
+        """Refuse a value that the counter cannot have reached.
 
         Raises:
-            Implausible: it fell, or grew faster than can be.
+            ImplausibleAnswer: the counter fell, or grew faster than possible.
         """
         before, self._before = self._before, (now_ns, value)
         if self._most_per_s is None or before is None:
@@ -255,7 +255,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Relation:
-    """A value is at most so many times another one of the same GPU. question: that is doubted where it is not."""
+    """A value is at most `times` another value of the same GPU. question: the one whose answer is refused otherwise."""
 
     question: str
     metric: Metric
@@ -267,7 +267,7 @@ class _Relation:
 
 _MOST_POWER = {"limit": "maximum"}
 _RELATIONS = (
-    # Peaks of a moment exceed the limit, which is of an average.
+    # Momentary peaks exceed the limit, which applies to an average.
     _Relation(
         question="power sensor",
         metric=gpu_metrics.GPU_POWER_WATTS,
@@ -319,9 +319,9 @@ _RELATIONS = (
 def related(
     samples: Iterable[Sample], known: Iterable[Sample], on_doubt: Callable[[str, ImplausibleAnswer], object]
 ) -> list[Sample]:
-    """Return a GPU's samples without those that are too large for another one. known: further samples of the GPU.
+    """Return a GPU's samples without those that are too large compared with another. known: more samples of the GPU.
 
-    on_doubt: is called with the question that was answered so, and why that cannot be.
+    on_doubt: takes the question with the refused answer, and the reason.
     """
     plausible = list(samples)
     for relation in _RELATIONS:

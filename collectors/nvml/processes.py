@@ -1,4 +1,4 @@
-"""What each process uses of a GPU: its memory and its share of the multiprocessors, and who it is."""
+"""Use of a GPU by each process: memory, share of the multiprocessors, and the process's owner."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from collectors.nvml.plausible import ImplausibleAnswer, check_percent
 from collectors.nvml.queries import GpuProcess
 
 MOST_PROCESSES = 64
-"""Processes of one GPU, those in its slices included, that have series of their own: those with the most memory."""
+"""Maximum number of a GPU's processes, including those in its slices, with series: those with the most memory."""
 _SHARES = "utilization by process"
 _SAMPLED_S = 2.0
-"""How long the driver may give no newer sample before its processes count as idle; its sample period is at most 1 s."""
+"""Time without a newer sample after which processes count as idle; the driver's sample period is at most 1 s."""
 
 OwnerOf = Callable[[int], ProcessOwner]
-"""Returns who the process with this pid is."""
+"""Returns the owner of the process with this pid."""
 
 
 class ProcessUse:
-    """Reads what the processes of one GPU use.
+    """Reads the use of a GPU by its processes.
 
-    is_crowded: more than MOST_PROCESSES were there at once.
+    is_crowded: the GPU had more than MOST_PROCESSES at once.
 
     Raises:
         GpuLost: from each reading; the GPU is gone.
@@ -47,14 +47,14 @@ class ProcessUse:
         self.is_crowded = False
         self._nvml, self._handle, self._support = nvml, handle, support
         self._gpu, self._owner_of, self._clock_ns = gpu, owner_of, clock_ns
-        # The driver's time of the newest sample; None before the first. When we read it, and what it said by pid, None
-        # for what cannot be.
+        # _newest: the driver's time of its newest sample; None before the first. _read_ns: when we read it. _ratios: by
+        # pid, None for impossible values.
         self._newest: int | None = None
         self._read_ns = 0
         self._ratios: Mapping[int, float | None] | None = None
 
     def read(self, processes: Sequence[GpuProcess], *, is_split: bool) -> list[Sample]:
-        """Return the samples of these processes of the GPU. is_split: MIG splits it, so NVML has memory alone."""
+        """Return the samples of these processes of the GPU. is_split: under MIG, NVML reports memory alone."""
         if is_split or not processes:
             self._newest, self._ratios = None, None
         else:
@@ -66,7 +66,7 @@ class ProcessUse:
             memory[key] = None if before is None or process.memory_bytes is None else before + process.memory_bytes
         self.is_crowded = self.is_crowded or len(memory) > MOST_PROCESSES
         largest = sorted(memory.items(), key=lambda item: (-(item[1] or 0), item[0]))[:MOST_PROCESSES]
-        # Sorted by slice and pid: a change of order would begin a new entry in the log of the node.
+        # Sorted by slice and pid, since a change of order would make the node's log write a whole beat.
         return [
             sample
             for (part, pid), used in sorted(largest, key=lambda item: item[0])
@@ -93,9 +93,9 @@ class ProcessUse:
         return samples
 
     def _read_ratios(self) -> None:
-        """Take the driver's samples since the last reading, of which the first is over a time that nobody knows.
+        """Take the driver's samples since the last reading; discard the first, which covers an unknown time.
 
-        The driver lists processes that were not idle: the others of the GPU have 0.
+        The driver lists only processes that were not idle; the GPU's other processes have 0.
         """
         now_ns = self._clock_ns()
         try:

@@ -1,6 +1,6 @@
-"""Questions to a GPU that NVML answers by one function each, and their answers as samples in base units.
+"""Questions to a GPU that NVML answers with a function each, and their answers as samples in base units.
 
-Questions that are answered together, by the number of a field, are in `collectors/nvml/fields.py`.
+`collectors/nvml/fields.py` has the numbered fields, which NVML returns together.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from collectors.nvml.fields import link_bytes_per_second
 from collectors.nvml.inventory import pci_address
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError, says_unsupported
 
-# The fabric of NVLink switches, and how far a GPU has joined it.
+# The fabric of NVLink switches, and a GPU's progress in joining it.
 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
-"""Source: nvml.h, nvmlGpuFabricState_t; 0 is a GPU without a fabric."""
+"""Source: nvml.h, nvmlGpuFabricState_t; 0 means a GPU without a fabric."""
 
 
 def fabric(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-    """Return the GPU's fabric state and clique; nothing where it has no fabric.
+    """Return the GPU's fabric state and clique; nothing if it has no fabric.
 
-    Uses the second version of NVML's structure, which drivers have known since 535.
+    Uses the second version of NVML's structure, which drivers have supported since 535.
     """
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
@@ -48,7 +48,7 @@ def fabric(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
     return [gpu_metrics.GPU_FABRIC.at(1, gpu=gpu, state=state, clique=str(info.cliqueId))]
 
 
-# Identity and setup of a GPU, as the labels of one info series.
+# Identity and setup of a GPU, as labels of an info series.
 
 UNKNOWN = "unknown"
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -56,10 +56,10 @@ _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 
 
 
 class Identity:
-    """The labels of a GPU's info series, each asked for by a question of its own; unanswered ones are "unknown".
+    """The labels of a GPU's info series, each from a question of its own; a label without an answer is "unknown".
 
-    A fact that cannot change is asked for until it is known. A fact that can change keeps its last value where it is
-    refused for a moment, so that the series stays the same.
+    A fact that cannot change is queried until it is known. A fact that can change keeps its last value if a query is
+    refused, so that the series stays the same.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Identity:
 
 
 def nvlinks(nvml: Nvml, handle: Any) -> list[bool]:
-    """Return for each NVLink of the GPU whether it is up; empty where it has none.
+    """Return for each NVLink of the GPU whether it is up; empty if it has none.
 
     Raises:
         NVMLError: the GPU is gone, or refuses.
@@ -96,13 +96,13 @@ def nvlinks(nvml: Nvml, handle: Any) -> list[bool]:
         except NVMLError as error:
             if not says_unsupported(error):
                 raise
-            break  # There are no more.
+            break  # There are no more links.
     return states
 
 
 @dataclass(frozen=True, slots=True)
 class _Fact:
-    """One label of the info series. question: its name in messages about refusals."""
+    """A label of the info series. question: its name in messages about refusals."""
 
     label: str
     question: str
@@ -123,11 +123,11 @@ def _nvlink(nvml: Nvml, handle: Any) -> str:
 
 
 _NODE_WORDS = 16
-"""Words of 64 bits for the set of NUMA nodes: as many nodes as Linux has at most."""
+"""Number of 64-bit words for a set of NUMA nodes; enough for Linux's maximum."""
 
 
 def _numa_nodes(nvml: Nvml, handle: Any) -> str:
-    """Return the GPU's own NUMA node where it is one, as GB200's memory is; else the nodes nearest to it, as "0"."""
+    """Return the GPU's own NUMA node, if its memory is one (GB200); else the nearest nodes, for example "0,1"."""
     try:
         return str(nvml.nvmlDeviceGetNumaNodeId(handle))
     except NVMLError as error:
@@ -159,7 +159,7 @@ _FACTS = (
 )
 
 
-# Processes that compute on a GPU, by which a rank's GPU is found from its pid.
+# Processes that compute on a GPU; they lead from a rank's pid to its GPU.
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The host's own PID namespace. Source: include/linux/proc_ns.h, PROC_PID_INIT_INO (0xEFFFFFFC)."""
@@ -172,8 +172,8 @@ _MOST_BYTES = 1 << 48
 class GpuProcess:
     """A process with a compute context on a GPU.
 
-    pid: as the driver sees it, which is the host's number and not a container's. gpu: NVML's index.
-    instance: label of the MIG instance, None for a whole GPU. memory_bytes: None where the driver does not report it.
+    pid: the driver's, which is the host's number and not a container's. gpu: NVML's index.
+    instance: label of the MIG instance; None for a whole GPU. memory_bytes: None if the driver does not report it.
     """
 
     pid: int
@@ -184,7 +184,7 @@ class GpuProcess:
 
 
 def names_all_processes(proc: Path = Path("/proc")) -> bool:
-    """Return whether the driver names all computing processes to this one; in another PID namespace it does not."""
+    """Return whether the driver lists all processes to this one, which it does only in the host's PID namespace."""
     try:
         return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
     except OSError:
@@ -202,7 +202,7 @@ def processes_on(
 
 
 def memory_of(process: Any) -> int | None:
-    """Return the memory that a process holds on a GPU; None where the driver reports none or an impossible value."""
+    """Return the memory that a process holds on a GPU; None if the driver reports none or an impossible value."""
     used_bytes: int | None = process.usedGpuMemory
     return used_bytes if used_bytes is not None and 0 <= used_bytes <= _MOST_BYTES else None
 
@@ -213,9 +213,9 @@ Read = Callable[[Nvml, Any, str], list[Sample]]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question about a GPU.
+    """A question about a GPU.
 
-    name: its name in messages about refusals. is_slow: its answer changes rarely; see `PolledGpu`.
+    name: in messages about refusals. is_slow: its answer changes rarely; see `PolledGpu`.
     """
 
     name: str
@@ -247,13 +247,13 @@ def _utilization(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
 
 
 def _one_value(metric: Metric, ask: Callable[[Nvml, Any], float], **labels: str) -> Read:
-    """Return the reader of one metric; `ask` returns its value in base units."""
+    """Return a reader for a metric; `ask` returns its value in base units."""
     return lambda nvml, handle, gpu: [metric.at(ask(nvml, handle), gpu=gpu, **labels)]
 
 
 def _memory(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvmlMemory_v2)
-    # Not `used`: NVIDIA's pages of different years disagree on whether it includes reserved memory.
+    # Not `used`: NVIDIA's documentation has changed on whether it includes reserved memory.
     used = memory.total - memory.free - memory.reserved
     return [
         gpu_metrics.GPU_MEMORY_USED_BYTES.at(used, gpu=gpu),

@@ -1,6 +1,6 @@
-"""Recordings of NVML: their file format, and a recorder of what NVML answers on a real machine.
+"""Recordings of NVML: their file format, and a recorder of NVML's answers on a real machine.
 
-`collectors/nvml/replay.py` replays them on another machine.
+`collectors/nvml/replay.py` replays recordings without a GPU.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from collectors.nvml.library import Nvml, NVMLError, code_of, installed_nvml, ke
 
 SCHEMA_VERSION = 1
 EIGHT_GPUS = Path(__file__).with_name("recordings") / "eight_gpus.json"
-"""The recording that comes with the program."""
+"""The recording that is shipped with the program."""
 
 
 class AnswerTrack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One answer over time: each value holds from its time on.
+    """An answer over time: each value holds from its time on.
 
-    at_s: increasing, from 0. values: numbers, strings, structures as dictionaries, lists of them.
-    is_line: values between two times are interpolated, as energy grows. is_counter: it goes on growing from lap to lap.
+    at_s: increasing, from 0. values: numbers, strings, structures as dictionaries, or lists of them.
+    is_line: values between two times are interpolated, for example energy. is_counter: it continues to grow from lap to
+    lap.
     """
 
     at_s: list[float]
@@ -59,7 +60,7 @@ class AnswerTrack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class DriverEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An error that the driver reported.
 
-    kind: NVML's bit. data: an XID's number. gpu_instance, compute_instance: of the MIG instance it belongs to, if any.
+    kind: NVML's bit. data: an XID's number. gpu_instance, compute_instance: of its MIG instance, if any.
     """
 
     at_s: float
@@ -77,12 +78,12 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU, or one instance of one.
+    """A GPU, or a MIG instance.
 
     tracks: by question, see `question_of`. refusals: NVML's code, by question. A question in neither is not supported.
     latencies_us: time to read a field, by question. instances: by place.
-    event_kinds: the bits of events that it can report. lost_from_s: time from which on it answers nothing, for good.
-    hang: only in recordings made by hand; the end of a real driver's hang cannot be recorded.
+    event_kinds: the bits of events that it can report. lost_from_s: time from which it never answers again.
+    hang: only in handmade recordings; the end of a real driver's hang cannot be recorded.
     """
 
     tracks: dict[str, AnswerTrack]
@@ -128,7 +129,7 @@ def save(recording: NodeRecording, path: Path) -> None:
     """Write the recording as a JSON file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     write_named(path, encode(recording))
 
@@ -137,8 +138,8 @@ def load(path: Path) -> NodeRecording:
     """Read a recording.
 
     Raises:
-        BadRecording: the file holds none, or one of a newer program.
-        OSError: it cannot be read.
+        BadRecording: the file is not a recording, or a newer version wrote it.
+        OSError: the file cannot be read.
     """
     try:
         recording = msgspec.json.decode(read_regular(path), type=NodeRecording)
@@ -161,7 +162,7 @@ _HIDDEN = {
     "nvmlDeviceGetUUID": "{kind}-00000000-0000-0000-0000-{place:012d}",
     "nvmlDeviceGetSerial": "{place:013d}",
 }
-"""Answers that would identify the machine; the place of the GPU stands there instead."""
+"""Answers that would identify the machine, with their replacements by the GPU's place."""
 
 
 def record(
@@ -174,9 +175,9 @@ def record(
     clock_s: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> NodeRecording:
-    """Record on this machine exactly what the collector asks at each beat.
+    """Record on this machine exactly what the collector queries at each beat.
 
-    UUIDs and serial numbers are replaced; process numbers are kept. note: the recording's origin, for its readers.
+    UUIDs and serial numbers are replaced; process numbers are not. note: the recording's origin, for readers.
     """
     listener = _Listener(installed_nvml() if nvml is None else nvml, clock_s)
     collector = NvmlCollector(cast(Nvml, listener), per_link=per_link, clock_ns=lambda: round(clock_s() * 1e9))
@@ -191,7 +192,7 @@ def record(
 
 @dataclass(slots=True)
 class _Run:
-    """The same answer, repeated from one time to another."""
+    """An answer that stayed the same between two times."""
 
     begun_s: float
     ended_s: float
@@ -200,7 +201,7 @@ class _Run:
 
 @dataclass(slots=True, kw_only=True)
 class _GpuAnswers:
-    """The answers so far of one GPU, or of one MIG instance."""
+    """The answers so far of a GPU or a MIG instance."""
 
     runs: dict[str, list[_Run]] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
@@ -238,8 +239,8 @@ class _GpuAnswers:
 class _Listener:
     """A wrapper of NVML that records every answer.
 
-    For each GPU one thread may ask and another listen, as in the collector. A GPU that is lost and comes back is lost
-    for good in the recording.
+    For each GPU one thread may query and another listen, as in the collector. In the recording, a GPU that was lost
+    stays lost, even if it came back.
     """
 
     def __init__(self, nvml: Nvml, clock_s: Callable[[], float]) -> None:
@@ -286,14 +287,14 @@ class _Listener:
         )
 
     def _gpu_and_place(self, name: str, arguments: tuple[Any, ...]) -> tuple[_GpuAnswers, int, tuple[Any, ...]]:
-        """Return who was asked, its place, and the other arguments."""
+        """Return the GPU that was queried, its place, and the other arguments."""
         if name == _FIND:
             (index,) = arguments
             return self._gpus.setdefault(index, _GpuAnswers()), index, ()
-        if name == "nvmlGpmMetricsGet":  # Its structure names no GPU, but samples of one.
+        if name == "nvmlGpmMetricsGet":  # Its structure names no GPU, only a GPU's samples.
             return self._by_sample[key_of(arguments[0].sample2)], 0, ()
         track = self._by_handle.get(key_of(arguments[0])) if arguments else None
-        rest = () if name == _SHARES else arguments[1:]  # Only when was asked.
+        rest = () if name == _SHARES else arguments[1:]  # Its argument is only a time.
         return (self._system, 0, arguments) if track is None else (*track, rest)
 
     def _record(self, name: str, arguments: tuple[Any, ...], answer: Any) -> None:
@@ -304,7 +305,7 @@ class _Listener:
             case "nvmlDeviceGetMigDeviceHandleByIndex":
                 (index,) = rest
                 instance = gpu.instances.setdefault(str(index), _GpuAnswers())
-                # Instance 2 of GPU 0 has place 1002, and of GPU 1 2002, so that no two hidden UUIDs are equal.
+                # Instance 2 of GPU 0 has place 1002, and of GPU 1 2002, so replaced UUIDs stay unique.
                 self._by_handle[key_of(answer)] = (instance, 1000 * (place + 1) + index)
             case "nvmlDeviceGetFieldValues":
                 for value in answer:
@@ -317,7 +318,7 @@ class _Listener:
             case "nvmlDeviceGetGpuFabricInfoV":
                 info = rest[0]._obj
                 gpu.answer(name, self._now_s(), {"state": info.state, "cliqueId": info.cliqueId})
-            case "nvmlDeviceGetProcessUtilization":  # Without the time, which would make each answer another one.
+            case "nvmlDeviceGetProcessUtilization":  # Without the time, which makes every answer differ.
                 gpu.answer(
                     name,
                     self._now_s(),
@@ -362,7 +363,7 @@ class _Listener:
 
 
 def _track(runs: list[_Run], *, is_counter: bool) -> AnswerTrack:
-    """Return the runs as a track; a counter that does not only grow, as a 32-bit one that wraps, stays as recorded."""
+    """Return the runs as a track; a counter that also falls, for example a wrapping one, stays as recorded."""
     if is_counter and len(runs) > 1 and all(later.value > earlier.value for earlier, later in pairwise(runs)):
         # Both ends of each run: 5 at 0 to 2 s and 9 at 3 s become (0, 5), (2, 5), (3, 9).
         points = [(at_s, run.value) for run in runs for at_s in sorted({run.begun_s, run.ended_s})]
@@ -373,7 +374,7 @@ def _track(runs: list[_Run], *, is_counter: bool) -> AnswerTrack:
 
 
 def _plain(answer: Any) -> Any:
-    """Return the answer as JSON values; None for values that JSON lacks."""
+    """Return the answer as JSON values; None for values that JSON cannot represent."""
     if isinstance(answer, bytes):
         return answer.decode(errors="replace")
     if isinstance(answer, (int, float, str)):

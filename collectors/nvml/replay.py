@@ -1,4 +1,4 @@
-"""NVML without a GPU: a stand-in for `pynvml` that answers from a recording, by the time that has passed."""
+"""NVML without a GPU: a replacement for `pynvml` that answers from a recording, according to the elapsed time."""
 
 # ruff: noqa: N802  # NVML's own names.
 
@@ -28,12 +28,12 @@ from collectors.nvml.library import Nvml, NVMLError, code_of
 from collectors.nvml.recorder import NodeRecording, RecordedGpu, field_question, question_of
 
 _LOOK_S = 0.1
-"""Time between looks at the clock by a call that hangs."""
+"""Interval at which a hanging call checks the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedHandle:
-    """The handle of a GPU or of a MIG instance; the same object each time. physical: the GPU that has the instance."""
+    """The handle of a GPU or a MIG instance; always the same object. physical: the GPU that contains the instance."""
 
     index: int
     gpu: RecordedGpu
@@ -42,7 +42,7 @@ class RecordedHandle:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RecordedEvents:
-    """An event set. passed: number of the recording's events, over all laps, that are behind it."""
+    """An event set. passed: number of the recording's events, over all laps, that it has passed."""
 
     passed: int
     listening: list[RecordedHandle] = field(default_factory=list)
@@ -51,8 +51,8 @@ class RecordedEvents:
 class RecordedNvml:
     """Replays a recording from the first `nvmlInit` on, lap after lap.
 
-    From lap to lap counters go on growing, events repeat, and a lost GPU stays lost.
-    clock_s: a clock in seconds, of any speed. wait: waits so many seconds.
+    From lap to lap, counters continue to grow, events repeat, and a lost GPU stays lost.
+    clock_s: a clock in seconds, of any speed. wait: waits that many seconds.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class RecordedNvml:
 
     @property
     def nvml(self) -> Nvml:
-        """This object itself, typed as `Nvml`, since it has all its functions."""
+        """This object, typed as `Nvml`, since it has all of its functions."""
         return cast(Nvml, self)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return any NVML function that asks a GPU for one value."""
+        """Return any NVML function that reads a single value of a GPU."""
         if not name.startswith("nvml"):
             raise AttributeError(name)
 
@@ -94,13 +94,13 @@ class RecordedNvml:
         return ask
 
     def nvmlInit(self) -> None:
-        """Start the recording from its beginning, or go on."""
+        """Start the recording from its beginning, or continue it."""
         self._is_open = True
         if self._begun_s is None:
             self._begun_s = self._clock_s()
 
     def nvmlShutdown(self) -> None:
-        """Close NVML; a call that hangs ends with a refusal."""
+        """Close NVML; a hanging call then ends with a refusal."""
         self._is_open = False
 
     def nvmlSystemGetDriverVersion(self) -> str:
@@ -153,7 +153,7 @@ class RecordedNvml:
         return int(NVML_SUCCESS)
 
     def nvmlDeviceGetProcessUtilization(self, handle: RecordedHandle, newer_than: int) -> Any:
-        """Return a sample of each process that is not idle, as taken now; a recording has no times of samples."""
+        """Return a sample of each process that is not idle, with the present time; a recording has no sample times."""
         now = 1 + round(self._elapsed_s() * 1e6)
         utilizations = self._answer(handle, "nvmlDeviceGetProcessUtilization") if now > newer_than else []
         if not utilizations:
@@ -175,7 +175,7 @@ class RecordedNvml:
         return sample
 
     def nvmlGpmMetricsGet(self, request: Any) -> Any:
-        """Fill in the GPM metrics that the recording has now for the GPU of the newer sample."""
+        """Fill in the recording's current GPM metrics for the GPU of the newer sample."""
         handle, _ = self._sampled[_address(request.sample2)]
         self._check(handle)
         for answer in request.metrics[: request.numMetrics]:
@@ -192,7 +192,7 @@ class RecordedNvml:
         return handle.gpu.event_kinds
 
     def nvmlEventSetCreate(self) -> RecordedEvents:
-        """Return a set that listens to no GPU yet, and gets no event from before its creation."""
+        """Return a set that listens to no GPU yet and delivers no event from before its creation."""
         lap, at_s = divmod(self._elapsed_s(), self._recording.duration_s)
         return RecordedEvents(passed=int(lap) * len(self._events) + sum(event.at_s < at_s for _, event in self._events))
 
@@ -218,7 +218,7 @@ class RecordedNvml:
     def _next_event(self, events: RecordedEvents) -> Any:
         """Return the next due event of the GPUs in the set, if there is one."""
         while self._events:
-            # Of 5 events, passed = 12 means: 2 whole laps, and event 2 of the third lap is next.
+            # With 5 events, passed = 12 means 2 whole laps; event 2 of the third lap is next.
             lap, index = divmod(events.passed, len(self._events))
             handle, event = self._events[index]
             at_s = lap * self._recording.duration_s + event.at_s

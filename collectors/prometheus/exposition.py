@@ -1,7 +1,7 @@
-"""The exporter: the samples of several sources as metrics of prometheus_client, which writes them in every format.
+"""The exporter: turns samples of several sources into metrics of prometheus_client, which writes them in every format.
 
-Histograms are classic ones: buckets, and the observation that came last in each. Of a bucket the upper bound is 41 %
-above the lower: 35 bounds go from 0.98 ms to 128 s, every other one a power of 2.
+Histograms are classic: buckets, each with its latest observation as exemplar. Each bound is 41 % above the previous
+one: 35 bounds from 0.98 ms to 128 s, every other one a power of 2.
 Knows neither bench nor any store, and no HTTP.
 """
 
@@ -23,11 +23,11 @@ from prometheus_client.utils import floatToGoString
 from collectors.metrics.metric import Metric, Sample, Scope
 
 BOUNDS_S = tuple(math.ldexp((1.0, 2.0**0.5)[half % 2], half // 2) for half in range(-20, 15))
-"""Upper bounds of the buckets: a bound belongs to its bucket. One more bucket, without a bound, follows."""
+"""Inclusive upper bounds of the buckets; a last bucket without a bound follows."""
 
 
 class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
-    """One observation, with labels that tell which one it was and the Unix time at which it was made."""
+    """An observation, with labels that identify it and its Unix time."""
 
     labels: Mapping[str, str]
     value: float
@@ -35,9 +35,9 @@ class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Histogram(Sample, frozen=True, kw_only=True):
-    """All observations of one series of a histogram so far; as a sample of any other kind, its value is their number.
+    """All observations of a histogram's series so far; the sample's value is their number.
 
-    total: sum of the observed values. counts: how many are in each bucket. exemplars: by the bucket's place.
+    total: sum of the observed values. counts: number of values in each bucket. exemplars: by index of the bucket.
     """
 
     total: float
@@ -45,7 +45,7 @@ class Histogram(Sample, frozen=True, kw_only=True):
     exemplars: dict[int, Exemplar]
 
     def cumulative(self) -> list[int]:
-        """Return how many values are at most each of BOUNDS_S, and at last how many there are."""
+        """Return the number of values up to each of BOUNDS_S, and finally of all values."""
         return list(accumulate(self.counts))
 
 
@@ -57,10 +57,10 @@ class Observations:
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
 
     def observe(self, value: float, times: int = 1) -> int:
-        """Count a value, which came so many times; return the place of its bucket.
+        """Count a value that was observed `times` times; return the index of its bucket.
 
         Raises:
-            ValueError: the value is negative or not finite, as no duration is.
+            ValueError: the value is negative or not finite, so it is not a duration.
         """
         if not 0 <= value < math.inf:
             raise ValueError(f"{value} is no duration")
@@ -73,7 +73,7 @@ class Observations:
 def histogram_of(
     metric: Metric, parts: Iterable[Observations], *, exemplars: Mapping[int, Exemplar] | None = None, **labels: str
 ) -> Histogram:
-    """Return one series of a metric, from all observations of the parts. exemplars: by the bucket's place.
+    """Return a series of a metric, from all observations of the parts. exemplars: by index of the bucket.
 
     Raises:
         ValueError: a label is missing or unknown.
@@ -93,10 +93,10 @@ def histogram_of(
 
 
 Owned = tuple[Sample, Mapping[str, str]]
-"""A sample, and the labels of its owner: a rank, a node or a run."""
+"""A sample, and the labels of its owner, which is a rank, a node or a run."""
 
 Source = Callable[[], Iterable[Owned]]
-"""Returns the samples to show now; called at each scrape in that scrape's thread."""
+"""Returns the samples to export now; called at each scrape, in that scrape's thread."""
 
 OWNER_LABELS: dict[Scope, frozenset[str]] = {
     "rank": frozenset({"rank", "slot"}),
@@ -112,9 +112,9 @@ _BOUNDS = tuple(floatToGoString(bound) for bound in (*BOUNDS_S, math.inf))  # ty
 class Exporter(Collector):
     """Collects the samples of its sources, metric by metric, in the order of `metrics`.
 
-    The first sample of a series counts. Samples that do not fit a metric of `metrics` (unknown name, other labels) are
-    left out and reported, so that the page stays valid.
-    on_notice: is told once of each metric whose samples are left out.
+    If a series has several samples, the first counts. Samples that match no metric of `metrics` (unknown name, other
+    labels) are left out and reported, so that the page stays valid.
+    on_notice: takes a message, once for each metric whose samples are left out.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Exporter(Collector):
         self._refused: set[str] = set()
 
     def collect(self) -> Iterator[Family]:
-        """Yield each metric that has samples now, with all of them."""
+        """Yield each metric that has samples now, with its samples."""
         lines: dict[str, dict[frozenset[tuple[str, str]], list[Line]]] = {name: {} for name in self._metrics}
         for source in self._sources:
             for sample, owner in source():
@@ -175,7 +175,7 @@ class Exporter(Collector):
 
 
 def _family(metric: Metric) -> Family:
-    """Return the metric without samples; OpenMetrics names a counter or an info without its suffix."""
+    """Return the metric without samples; OpenMetrics omits the suffix in the name of a counter or an info."""
     name = metric.name.removesuffix(_SUFFIXES[metric.kind])
     has_unit = metric.kind != "info" and name.endswith(f"_{metric.unit}")
     return Family(name, metric.help, metric.kind, metric.unit if has_unit else "")

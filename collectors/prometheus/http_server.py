@@ -1,7 +1,7 @@
 """The exporter's HTTP server: its pages and passwords, TLS, and limits on clients.
 
-Each client has a thread, in which its TLS handshake is made, too: one that is silent delays no other. Knows no metric,
-no password and no file.
+Each client has a thread, which also makes its TLS handshake, so a silent client delays no other. Knows no metric, no
+password and no file.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from collectors.files import in_words
 from collectors.sockets import listen, network_of
 
 SLOW_S = 5.0
-"""How long a client may take to send a request with the right password, or to read its answer, byte by byte or not."""
-KEPT_S = 310.0
-"""How long a connection is kept without a request. Prometheus closes its own after 5 minutes, so that it is first."""
+"""How long a client may take in total to send a request with the right password, or to read its answer."""
+IDLE_S = 310.0
+"""How long a connection without a request stays open. Prometheus closes its connections first, after 5 minutes."""
 MOST_CLIENTS = 64
-"""How many clients are connected at once. A new one takes the place of the one that has been waited for the longest."""
+"""Maximum number of clients at once. A new client displaces the one that the server has waited for the longest."""
 SHARE = 4
-"""An address, or a user of this machine, has this part of these places at most."""
+"""An address, or a user of this machine, gets at most one place in this many."""
 
 _LOOK_S = 0.2
-"""Pause between two looks at whose time is over, and longest time until `close` is heard."""
+"""Time between two checks for expired clients, and the longest delay before `close` takes effect."""
 _LEAVE_S = 0.01
-"""The same pause at the end."""
+"""The same interval while closing."""
 _TURNED_AWAY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\n\r\ntoo many clients at once\n"
 _PLAIN_ON_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nthis port speaks https\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """TLS, authentication and extra headers for a request; by default everybody is served, without TLS.
+    """TLS, authentication and extra headers for a request; by default the server serves everybody, without TLS.
 
-    tls: the same object for as long as it holds. headers: added to each response.
+    tls: the same object until it changes. headers: added to each response.
     admits: returns whether a request with this Authorization header is allowed; "" stands for none.
     """
 
@@ -58,11 +58,11 @@ class ServerConfig:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-# What is answered.
+# Pages.
 
 
 def pages(metrics: Collector, landing: str | None = None) -> WSGIApplication:
-    """Return the application that serves /metrics, /healthz and, where there is one, a landing page in HTML at /."""
+    """Return the application that serves /metrics, /healthz and, if given, a landing page in HTML at /."""
     metrics_app: WSGIApplication = make_wsgi_app(metrics)
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -81,10 +81,10 @@ def pages(metrics: Collector, landing: str | None = None) -> WSGIApplication:
 
 
 def with_passwords(app: WSGIApplication, admits: Callable[[str], bool]) -> WSGIApplication:
-    """Return the application for requests with a password alone. admits: see `ServerConfig`."""
+    """Return the application restricted to requests with a password. admits: see `ServerConfig`."""
 
     def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        # What asks whether a process lives has no password, and learns no more from /healthz.
+        # Liveness probes have no password, and /healthz reveals nothing else.
         if environ["PATH_INFO"] == "/healthz" or admits(environ.get("HTTP_AUTHORIZATION", "")):
             return app(environ, start_response)
         challenge = ("WWW-Authenticate", "Basic")
@@ -99,9 +99,9 @@ def _text(start_response: StartResponse, status: str, text: str, *headers: tuple
 
 
 def landing_page(version: str) -> str:
-    """Return the page of /: what this program is, and where its pages are.
+    """Return the page of /: a description of the program and links to its pages.
 
-    Its links to them are relative, and so hold behind a proxy that serves it under a path.
+    The links are relative, so they also work behind a proxy that serves the page under a path.
     """
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -120,16 +120,16 @@ page.</p>
 """
 
 
-# Who is answered.
+# Clients.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Client:
     """A connection.
 
-    network: see `network_of`. tls: the context that its TLS was made by; None before, or without. awaited_since_s:
-    since when the client is to send a request or to read an answer; None while the answer is made. is_idle: nothing of
-    the next request has come yet. is_over: it was told to end.
+    network: see `network_of`. tls: the TLS context of the connection; None before the handshake or without TLS.
+    awaited_since_s: since when the server has waited for the client to send a request or read an answer; None while the
+    answer is made. is_idle: nothing of the next request has arrived yet. is_over: the server has ended the connection.
     """
 
     socket: socket.socket
@@ -143,9 +143,9 @@ class _Client:
 class Server(ThreadingMixIn, TCPServer):
     """Serves an application in threads of its own from its creation until `close`.
 
-    port: 0 takes a free one, which `port` then names.
-    config: called for each client and each request, so that it may change. A connection whose TLS has been replaced
-    meanwhile is closed at its next request, unanswered; the client then asks again on a new one.
+    port: 0 takes a free port; the attribute `port` then has its number.
+    config: called for each client and each request, so it may change. If TLS has changed since a connection was made,
+    its next request is not answered and the connection is closed; the client then retries on a new connection.
 
     Raises:
         PortTaken: another program listens there.
@@ -161,27 +161,27 @@ class Server(ThreadingMixIn, TCPServer):
         config: Callable[[], ServerConfig] = ServerConfig,
         on_notice: Callable[[str], None],
         slow_s: float = SLOW_S,
-        kept_s: float = KEPT_S,
+        idle_s: float = IDLE_S,
         most_clients: int = MOST_CLIENTS,
     ) -> None:
         listener = listen(host, port)
         listener.setblocking(False)  # A client may have gone again before it is accepted.
         super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
-        self.socket.close()  # socketserver's own, which is bound to nothing.
+        self.socket.close()  # socketserver's own socket, which is not bound.
         self.socket = listener
         self.base_environ: WSGIEnvironment = {}
         self.port: int = listener.getsockname()[1]
         scheme = "http" if config().tls is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
         self.app, self.config, self._on_notice = app, config, on_notice
-        self._slow_s, self._kept_s, self._most_clients = slow_s, kept_s, most_clients
-        self._lock = threading.Lock()  # Of the clients, and of what is in them.
-        self._clients: dict[Any, _Client] = {}  # By the socket that was accepted.
+        self._slow_s, self._idle_s, self._most_clients = slow_s, idle_s, most_clients
+        self._lock = threading.Lock()  # Guards the clients and their fields.
+        self._clients: dict[Any, _Client] = {}  # By the accepted socket.
         self._thread = threading.Thread(target=self.serve_forever, args=(_LOOK_S,), name="exporter")
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more clients, answer the requests that were sent, and disconnect all others."""
+        """Accept no more clients, answer pending requests, and disconnect all other clients."""
         self.shutdown()
         self._thread.join()
         with self._lock:
@@ -195,7 +195,7 @@ class Server(ThreadingMixIn, TCPServer):
     # In the thread that accepts clients.
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a client; where no more files may be opened, it waits for the place of another."""
+        """Accept a client; if the process is out of file descriptors, displace another client for it."""
         try:
             client, address = super().get_request()
         except OSError as error:
@@ -205,13 +205,13 @@ class Server(ThreadingMixIn, TCPServer):
                 )
                 with self._lock:
                     _displace(self._clients.values())
-                time.sleep(_LOOK_S)  # The client waits at the door, and the selector would tell so at once.
+                time.sleep(_LOOK_S)  # The client is still pending, so the selector would return at once.
             raise
         client.setblocking(True)
         return client, address
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Return whether there is a place for one more client; if not, it is turned away."""
+        """Return whether there is a place for another client; if not, turn it away."""
         network = network_of(client_address, request.getsockname())
         share = max(1, self._most_clients // SHARE)
         with self._lock:
@@ -230,11 +230,11 @@ class Server(ThreadingMixIn, TCPServer):
         return False
 
     def service_actions(self) -> None:
-        """Disconnect the clients whose time is over."""
+        """Disconnect the clients that have exceeded their time."""
         now_s = time.monotonic()
         with self._lock:
             for client in self._clients.values():
-                limit_s = self._kept_s if client.is_idle else self._slow_s
+                limit_s = self._idle_s if client.is_idle else self._slow_s
                 if client.awaited_since_s is not None and now_s - client.awaited_since_s >= limit_s:
                     _hang_up(client)
 
@@ -252,25 +252,25 @@ class Server(ThreadingMixIn, TCPServer):
             _close(request if client is None else client.socket)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report what went wrong in serving a client, unless it is that the client disconnected."""
+        """Report an error in serving a client, unless the client disconnected."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception) and not isinstance(error, (ConnectionError, ssl.SSLError)):
             self._on_notice(f"a scrape failed: {in_words(error)}")
 
     def await_client(self, client: _Client, *, is_idle: bool = False) -> None:
-        """Note that the client is to send a request, or to read its answer, from now on."""
+        """Record that the server waits from now on for the client to send a request or read its answer."""
         with self._lock:
             client.awaited_since_s, client.is_idle = time.monotonic(), is_idle
 
     def begin_answer(self, client: _Client) -> None:
-        """Note that the client has sent a request that is answered."""
+        """Record that the server is answering the client's request."""
         with self._lock:
             client.awaited_since_s = None
 
     def _open(self, client: _Client) -> bool:
-        """Make the TLS handshake, where there is one, and return whether the client is to be served.
+        """Make the TLS handshake, if TLS is on; return whether to serve the client.
 
-        A failure is reported, since clients rarely explain it.
+        Failures are reported, since clients rarely explain them.
         """
         client.tls = self.config().tls
         if client.tls is None:
@@ -294,9 +294,9 @@ class Server(ThreadingMixIn, TCPServer):
 
 
 def _displace(clients: Iterable[_Client]) -> bool:
-    """End the connection of the client that has been waited for the longest; return False where all await answers.
+    """Disconnect the client that the server has waited for the longest; return False if all clients await answers.
 
-    A scraper sends and reads at once, so that clients who hold connections open only displace each other.
+    A scraper sends and reads at once, so clients that hold connections open displace only each other.
     """
     awaited = [
         (client.awaited_since_s, client)
@@ -312,7 +312,7 @@ def _hang_up(client: _Client, how: int = socket.SHUT_RDWR) -> None:
     """End the connection, which wakes the client's thread."""
     client.is_over = True
     with contextlib.suppress(OSError):  # The client disconnected already.
-        # Not SSLSocket.shutdown, which would go on in plain text.
+        # Not SSLSocket.shutdown, after which the socket would continue in plain text.
         socket.socket.shutdown(client.socket, how)
 
 
@@ -323,9 +323,9 @@ def _close(client: socket.socket) -> None:
 
 
 def _turn_away(client: socket.socket) -> None:
-    """Say that there is no place, without ever waiting for the client.
+    """Reply that there is no place, without ever waiting for the client.
 
-    What it has sent is read first, since closing a socket with unread data resets the connection.
+    Read its data first, since closing a socket with unread data resets the connection.
     """
     with contextlib.suppress(OSError):
         client.settimeout(0)
@@ -337,7 +337,7 @@ def _turn_away(client: socket.socket) -> None:
 def _answer_in_plain(client: ssl.SSLSocket) -> None:
     """Answer a client that sent plain HTTP to the TLS port, bypassing TLS.
 
-    Its request is read first, since closing a socket with unread data resets the connection.
+    Read its request first, since closing a socket with unread data resets the connection.
     """
     with contextlib.suppress(OSError):
         socket.socket.recv(client, 1 << 16)
@@ -345,12 +345,12 @@ def _answer_in_plain(client: ssl.SSLSocket) -> None:
 
 
 class _Handler(WSGIRequestHandler):
-    """Answers one client's requests, one after the other."""
+    """Answers a client's requests, one after the other."""
 
     protocol_version = "HTTP/1.1"
     server_version = "observatory"
     sys_version = ""
-    disable_nagle_algorithm = True  # A body would wait until the client has acknowledged the headers.
+    disable_nagle_algorithm = True  # Otherwise a body waits until the client acknowledges the headers.
     server: Server
 
     def __init__(self, client: _Client, address: Any, server: Server) -> None:
@@ -372,7 +372,7 @@ class _Handler(WSGIRequestHandler):
         if config.tls is not self._client.tls:
             self.close_connection = True
             return
-        # Only who is let in is kept, and the body of a request is not read, and would pass for the next one.
+        # The server does not read a request's body, which would then look like the next request.
         has_body = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
         if has_body or self.request_version == "HTTP/1.0":
             self.close_connection = True
@@ -383,19 +383,19 @@ class _Handler(WSGIRequestHandler):
             started.append((status, headers))
             return self.wfile.write
 
-        # The pages do not know of HEAD, whose answer is that to GET without its body.
+        # The pages do not handle HEAD; its answer is GET's without the body.
         body = b"".join(app({**self.get_environ(), "REQUEST_METHOD": "GET"}, start_response))
         self._send(*started[-1], body)
 
     do_GET = do_HEAD = _answer  # noqa: N815  # The names that http.server calls.
 
     def _admitted(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve a request that is answered. Until then others may take the client's place: it may be guessing."""
+        """Serve an admitted request. Until then others may displace the client, which may be guessing passwords."""
         self.server.begin_answer(self._client)
         return self.server.app(environ, start_response)
 
     def _send(self, status: str, headers: list[tuple[str, str]], body: bytes) -> None:
-        """Send an answer. A connection outlives no error."""
+        """Send an answer; close the connection after an error."""
         code, _, reason = status.partition(" ")
         self.close_connection |= code != "200"
         self.server.await_client(self._client)

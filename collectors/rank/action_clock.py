@@ -1,9 +1,9 @@
 """Times of the actions of a rank's pipeline stages in one step.
 
-Knows no workload. The time of an action excludes what it waits for before it starts: that wait is the bubble.
-Times count from the beginning of the step. Ranks meet in a barrier just before it, so that they begin together.
-Processes of one machine read the same host clock, so their step beginnings compare exactly; ranks of different machines
-have only the barrier, and their times differ by as much as they leave it apart.
+Knows no workload. The time of an action excludes the wait before it starts, which is the bubble.
+Times count from the start of the step. Ranks meet in a barrier just before it, so they start together. Processes on one
+machine read the same host clock, so their step starts compare exactly; ranks on different machines share only the
+barrier, and their times differ by as much as they leave it apart.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collectors.rank.step_clock import DeviceMark
 from collectors.sample_log import TimedAction, TimedMessage
 from workloads.cost_models.schedules import Action, MessageEnd
 
-# Run queue: how long a thread was ready to run while no core was free for it, as Linux counts it.
+# Run queue: the time that a thread was ready to run but had no core, as Linux counts it.
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 _WAITED = 1
-"""Index of run queue time in the file, which has: ns on a core, ns in the run queue, number of time slices."""
+"""Index of the run queue time in the file: ns on a core, ns in the run queue, number of time slices."""
 _LONGEST = 128
 
 
@@ -46,7 +46,7 @@ class CoreWait:
             self.close()
 
     def waited_ns(self) -> int | None:
-        """Return nanoseconds in the run queue since the thread began; None if the kernel does not tell."""
+        """Return nanoseconds in the run queue since the thread began; None if the kernel does not report it."""
         return None if self._file is None else self._read_ns(self._file)
 
     def close(self) -> None:
@@ -65,27 +65,27 @@ TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 
 class ActionClock(Protocol):
-    """Measures the actions of one step at a time."""
+    """Measures the actions of steps, one step at a time."""
 
     def begin_step(self) -> int:
-        """Begin a step on an idle device; return the host's monotonic time in ns, from which the step's times count."""
+        """Begin a step on an idle device; return its start by the host's monotonic clock, in nanoseconds."""
 
     def mark(self, action: Action) -> AbstractContextManager[None]:
         """Time the body of the `with` as this action."""
 
     def tell_message(self, end: MessageEnd, action: Action) -> None:
-        """Note that a stage hands over what this action made, or asks for what it needs."""
+        """Record that a stage sends this action's output, or requests its input."""
 
     def end_step(self) -> list[TimedAction]:
         """Wait for the device; return the actions marked since the step began, in order."""
 
     def messages(self) -> list[TimedMessage] | None:
-        """Return the messages noted since the step began; None where host times of them mean nothing (a GPU)."""
+        """Return the messages since the step began; None if their host times are meaningless (on a GPU)."""
 
     def core_waits_ns(self) -> list[tuple[int, int]] | None:
         """Return how long the step's thread had waited for a core, at the start and at the end of each action.
 
-        Counts from the step's beginning, in nanoseconds. None where the system does not tell, or a device computes.
+        Counts from the step's start, in nanoseconds. None if the system does not report it, or a device computes.
         """
 
 
@@ -97,7 +97,7 @@ def make_action_clock(device: torch.device) -> ActionClock:
 
 
 def host_clock_name(boot: Path = BOOT) -> str | None:
-    """Return a name of the host clock, equal for all processes that read the same one; None if it cannot be known."""
+    """Return a name for the host clock, equal for all processes that read the same clock; None if unknown."""
     try:
         namespace = str(TIME_NAMESPACE.readlink()) if TIME_NAMESPACE.is_symlink() else ""
         return f"{boot.read_text().strip()} {namespace}".strip()
@@ -113,7 +113,7 @@ class HostActionClock:
         now_ns: Callable[[], int] = time.monotonic_ns,
         new_core_wait: Callable[[], CoreWait] = CoreWait,
     ) -> None:
-        """new_core_wait: is called in the timed thread."""
+        """new_core_wait: called in the timed thread."""
         self._now_ns = now_ns
         self._new_core_wait = new_core_wait
         self._core_wait: CoreWait | None = None
@@ -159,8 +159,8 @@ class HostActionClock:
 class DeviceActionClock:
     """The `ActionClock` of a GPU: times actions with device events.
 
-    Each event is recorded in the stream that is current where the action is marked. A stream that waits for a message
-    passes no event meanwhile, so such waits are not part of an action.
+    Each event is recorded in the current stream of the marked action. A stream that waits for a message passes no event
+    meanwhile, so such waits are not part of an action.
     """
 
     def __init__(self, *, new_event: Callable[[], DeviceMark], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -184,7 +184,7 @@ class DeviceActionClock:
         begun = self._begun
         assert begun is not None, "begin_step() comes before the first action"
         self._record().synchronize()
-        for _, _, end in self._marked:  # Actions of other streams too.
+        for _, _, end in self._marked:  # Actions may be in other streams.
             end.synchronize()
         return [
             _timed(action, round(begun.elapsed_time(start) * 1e6), round(begun.elapsed_time(end) * 1e6))
@@ -192,7 +192,7 @@ class DeviceActionClock:
         ]
 
     def tell_message(self, end: MessageEnd, action: Action) -> None:
-        """Ignore the message: the host is done with it long before the device is. See `ActionClock.tell_message`."""
+        """Ignore the message: the host finishes it long before the device. See `ActionClock.tell_message`."""
 
     def messages(self) -> list[TimedMessage] | None:
         return None

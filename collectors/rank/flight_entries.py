@@ -1,7 +1,7 @@
-"""Entries of torch's Flight Recorder, and how they are grouped into works; torch is not needed to read them.
+"""Entries of torch's Flight Recorder, and their grouping into works; reading them does not need torch.
 
-Messages from one rank to another are recorded on NCCL only (torch 2.13). Each message of a batch is an entry without a
-state; the entry that closes the batch follows them, and has the state and no sizes.
+Only NCCL records messages from one rank to another (torch 2.13). Each message of a batch is an entry without a state;
+the entry that closes the batch follows them and has the state but no sizes.
 Source: ProcessGroupNCCL.cpp, pointToPoint, collective, collectiveCoalesced, endCoalescing and initWork;
 FlightRecorderDetail.hpp, dump_json (torch 2.11 and 2.13).
 """
@@ -19,7 +19,7 @@ from collectors.traces.event_names import OTHER, collective_of
 
 
 class Entry(msgspec.Struct):
-    """One entry as torch writes it. process_group: name and description. retired: nothing waits for it any longer."""
+    """An entry as torch writes it. process_group: name and description. retired: nothing waits for it any longer."""
 
     record_id: int
     profiling_name: str
@@ -38,16 +38,16 @@ class Entry(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """What torch writes; entries are oldest first."""
+    """A record as torch writes it; oldest entries first."""
 
     entries: list[Entry] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What the device is given in one call: one entry, or the entries of a coalesced group.
+    """The operations that the device gets in one call: an entry, or the entries of a coalesced group.
 
-    end: the entry that has the state: the group's closing entry, or the only entry.
+    end: the entry with the state: the group's closing entry, or the only entry.
     """
 
     entries: tuple[Entry, ...]
@@ -60,7 +60,7 @@ class Work:
 
     @property
     def coalesced(self) -> str:
-        """The collective that a coalesced group implements; `OTHER` if it is no group, or does not say."""
+        """The collective that a coalesced group implements; `OTHER` if it is unknown, or there is no group."""
         return OTHER if self.entries == (self.end,) else collective_of(self.end.profiling_name)
 
 
@@ -68,11 +68,11 @@ _CLOSING = re.compile(r"(?:^|[:_])coalesced$")
 """Closing entry: nccl:coalesced, and since torch 2.11 nccl:ALLGATHER_coalesced for a gather made of broadcasts."""
 
 _MESSAGE = re.compile(r"(?:send (?P<from>\d+)->(?P<to>\d+)|recv (?P<by>\d+)<-(?P<of>\d+))$")
-"""Name of a message. Its ranks are numbered within the process group."""
+"""Name of a message, with its ranks numbered within the process group."""
 
 
 def works_of(entries: Iterable[Entry]) -> list[Work]:
-    """Group the entries into works, in the order in which these were given to the device.
+    """Group the entries into works, in the order in which the device got them.
 
     Example, all in one process group:
 
@@ -82,8 +82,8 @@ def works_of(entries: Iterable[Entry]) -> list[Work]:
         coalesced                collective 4, message 7     work 2, closes it
         all_reduce               collective 5                work 3
 
-    The closing entry has both numbers and does not say which one counts. The entry just before it decides: it is a
-    message, so the group is all messages of number 7.
+    The closing entry has both numbers and does not say which applies. The entry just before it decides: it is a
+    message, so the group consists of all messages with number 7.
     """
     waiting: dict[str, list[Entry]] = defaultdict(list)
     works = []
@@ -96,7 +96,7 @@ def works_of(entries: Iterable[Entry]) -> list[Work]:
         first = len(before)
         while first and _belongs(before[first - 1], entry, is_message=before[-1].is_p2p):
             first -= 1
-        if first < len(before):  # Not so if the record has forgotten what it closes.
+        if first < len(before):  # Otherwise the record has lost the entries that it closes.
             works.append(Work(entries=tuple(before[first:]), end=entry))
         del before[first:]
         works += _alone(before)
@@ -110,14 +110,14 @@ def _alone(entries: Iterable[Entry]) -> Iterator[Work]:
 
 
 def _belongs(entry: Entry, end: Entry, *, is_message: bool) -> bool:
-    """Whether `end` closes the entry; what it closes are all messages or all collectives."""
+    """Return whether `end` closes the entry; a group consists of messages only or of collectives only."""
     if entry.is_p2p != is_message:
         return False
     return entry.p2p_seq_id == end.p2p_seq_id if is_message else entry.collective_seq_id == end.collective_seq_id
 
 
 def message_ends(entry: Entry) -> tuple[int, int] | None:
-    """Return sender and receiver of a message, by rank within its group; None if it is no message."""
+    """Return sender and receiver of a message, by rank within its group; None if the entry is not a message."""
     match = _MESSAGE.search(entry.profiling_name)
     if match is None:
         return None
@@ -126,12 +126,12 @@ def message_ends(entry: Entry) -> tuple[int, int] | None:
 
 
 def is_sent(entry: Entry) -> bool:
-    """Whether it is a message that this rank sends."""
+    """Return whether the entry is a message that this rank sends."""
     match = _MESSAGE.search(entry.profiling_name)
     return match is not None and match["from"] is not None
 
 
 def call_name(entry: Entry) -> str:
-    """Return the collective's name by the rules for trace events; torch's own word if they know none."""
+    """Return the collective's name by the rules for trace events; torch's own name if the rules have none."""
     collective = collective_of(entry.profiling_name)
     return collective if collective != OTHER else entry.profiling_name.partition(":")[2] or entry.profiling_name

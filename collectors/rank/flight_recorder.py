@@ -1,7 +1,7 @@
-"""Reads torch's Flight Recorder: the collectives that a rank entered, their bytes, and how far its device came.
+"""Reads torch's Flight Recorder: the collectives that a rank entered, their bytes, and its device's progress.
 
-The recorder is on when TORCH_FR_BUFFER_SIZE is set, on gloo and NCCL alike; it keeps that many entries, the newest.
-The agent reads records too, so this module loads torch only in the functions that need it.
+TORCH_FR_BUFFER_SIZE turns the recorder on, for both gloo and NCCL, and sets how many of the newest entries it keeps.
+The agent also reads records, so this module loads torch only in the functions that need it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """One collective that the rank entered.
+    """A collective that the rank entered.
 
     number: counted from 0 since the rank's start.
-    name: as in the cost models, whatever the backend and torch call this form of it.
+    name: as in the cost models, independent of the backend's and torch's names for its variants.
     group: the name of the process group whose ranks took part.
-    payload_bytes: size of the input tensors, or of the output tensors if those are larger: what an all_gather gathers
-    and what a reduce_scatter takes in. 0 for a barrier: the element that NCCL reduces for it is no payload.
+    payload_bytes: size of the input tensors or of the output tensors, whichever is larger: the output of an all_gather,
+    the input of a reduce_scatter. 0 for a barrier: the element that NCCL reduces for it does not count.
     """
 
     number: int
@@ -56,15 +56,15 @@ _ELEMENT_BYTES = {
 }
 
 _NO_TENSOR = "Undefined"
-"""The dtype of the missing input or output of ranks other than the root, in NCCL's gather and scatter."""
+"""Dtype of the missing input or output on ranks other than the root, in NCCL's gather and scatter."""
 
 
 class Forgotten(RuntimeError):
-    """The Flight Recorder does not hold, or cannot tell, all that was asked for."""
+    """The Flight Recorder no longer holds all requested collectives, or does not know their sizes."""
 
 
 def dump(backend: str) -> bytes:
-    """Return all that the recorder of the backend holds, as torch's JSON. NCCL has its own recorder."""
+    """Return the content of the backend's recorder as torch's JSON. NCCL has a recorder of its own."""
     from torch._C import _distributed_c10d
 
     name = "_dump_nccl_trace_json" if backend == "nccl" else "_dump_fr_trace_json"
@@ -73,17 +73,17 @@ def dump(backend: str) -> bytes:
 
 
 def count(record: bytes) -> int:
-    """Return how many entries the rank had made by the time of the record; on gloo, the collectives it had entered."""
+    """Return how many entries the rank had made when the record was taken; on gloo, the collectives entered by then."""
     return max((entry.record_id + 1 for entry in _entries(record)), default=0)
 
 
 def reached(record: bytes, *, has_states: bool) -> dict[str, Reached]:
-    """Return how far the rank came with each group's collectives, and with each group's messages in each direction.
+    """Return the rank's progress in each group's collectives, and in each group's messages in each direction.
 
-    has_states: NCCL's record says what the device began and completed; gloo's says neither, and nothing of messages.
-    Keys are alike on all ranks: "3" for the collectives of group 3, "3 0->1"
-    for its messages from rank 0 to rank 1. Messages have no number that both ends share, so they are counted here; they
-    are left out where the record has forgotten its oldest entries.
+    has_states: NCCL's record has what the device began and completed; gloo's has neither states nor messages.
+    Keys are the same on all ranks: "3" for the collectives of group 3, "3 0->1" for its messages from rank 0 to rank 1.
+    Both ends of a message share no number, so messages are counted here; they are left out if the record has lost its
+    oldest entries.
     """
     entries = _entries(record)
     is_timed = any(entry.time_discovered_started_ns for entry in entries)
@@ -118,7 +118,7 @@ def _reached(numbered: Sequence[tuple[int, str]], *, is_timed: bool) -> Reached:
 
 
 def last_entries(record: bytes, most: int) -> list[str]:
-    """Return a line on each of the newest entries, oldest first, for a person who asks where a rank hangs."""
+    """Describe each of the newest entries in a line, oldest first, for a person who examines where a rank hangs."""
     return [
         f"{entry.record_id}: {entry.profiling_name} in group {' '.join(filter(None, entry.process_group))},"
         f" {_sizes(entry.input_sizes)} to {_sizes(entry.output_sizes)}, {entry.state}"
@@ -133,11 +133,11 @@ def _sizes(sizes: list[list[int]]) -> str:
 def entered_since(before: bytes, after: bytes) -> list[Entered]:
     """Return the collectives that were entered between two records.
 
-    Messages in NCCL's record are left out, so that both backends are counted alike. Where torch makes one collective of
-    several, each part has the name of the whole: a gather of unequal parts is broadcasts on NCCL.
+    Messages in NCCL's record are left out, so that counts of both backends agree. If torch implements a collective by
+    several, each part has the name of the whole: a gather of unequal parts consists of broadcasts on NCCL.
 
     Raises:
-        Forgotten: there are more of them than the buffer holds, or elements of an unknown size.
+        Forgotten: the buffer was too small for them, or has elements of an unknown size.
     """
     groups = group_ranks()
     return [
@@ -154,19 +154,19 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
 
 
 def issued_since(before: bytes, after: bytes) -> list[Issued]:
-    """Return the same collectives in the form that is matched with the events of a trace.
+    """Return the collectives between two records in the form that is matched with the events of a trace.
 
     Raises:
-        Forgotten: there are more of them than the buffer holds.
+        Forgotten: the buffer was too small for them.
     """
     return [work for work in works_since(before, after) if work.call.collective != "send"]
 
 
 def works_since(before: bytes, after: bytes) -> list[Issued]:
-    """Return the same collectives and also messages; a batch of messages is one work.
+    """Return the collectives and messages between two records; a batch of messages is a single work.
 
     Raises:
-        Forgotten: there are more of them than the buffer holds.
+        Forgotten: the buffer was too small for them.
     """
     groups = group_ranks()
     works = works_of(_entries_since(before, after))
@@ -174,7 +174,7 @@ def works_since(before: bytes, after: bytes) -> list[Issued]:
 
 
 def group_ranks() -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each process group that this rank is in now, by the group's name."""
+    """Return the ranks of each process group that this rank belongs to now, by the group's name."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _world
 
@@ -197,7 +197,7 @@ def _issued(work: Work, ranks: tuple[int, ...]) -> Issued:
     peer = None
     if work.is_message:
         collective = "send"
-        sequence = None  # Messages are counted apart from collectives, and on each rank by itself.
+        sequence = None  # Messages have their own count, separate on each rank.
         sent = _elements([size for entry in entries if is_sent(entry) for size in entry.input_sizes])
         filled = _elements([size for entry in entries if not is_sent(entry) for size in entry.output_sizes])
         # The global rank at the other end; None if there are several.
@@ -233,7 +233,7 @@ def _issued(work: Work, ranks: tuple[int, ...]) -> Issued:
 
 
 def _elements(sizes: list[list[int]]) -> int | None:
-    """Return the number of elements of all tensors; None if there is no tensor."""
+    """Return the number of elements of all tensors; None if there are no tensors."""
     return sum(math.prod(size) for size in sizes) if sizes else None
 
 
@@ -248,7 +248,7 @@ def _payload_bytes(entry: Entry, ranks: int) -> int:
     if name == "barrier":
         return 0
     if name == "all_gather":
-        # For DTensor's gathers on gloo the record gives one rank's part as the output (torch 2.13).
+        # For DTensor's gathers on gloo, the record has only a rank's part as the output (torch 2.13).
         filled_bytes = max(filled_bytes, ranks * given_bytes)
     return max(given_bytes, filled_bytes)
 
@@ -261,17 +261,17 @@ def _tensor_bytes(sizes: list[list[int]], dtypes: list[str]) -> int:
     return sum(math.prod(size) * _ELEMENT_BYTES[dtype] for size, dtype in tensors)
 
 
-# Mesh axes of process groups, so that traffic is counted for each axis.
+# Mesh axes of process groups, to count traffic by axis.
 
 OTHER_AXIS = "other"
-"""Stands in place of an axis where ranks of several axes took part."""
+"""Used instead of an axis if ranks of several axes took part."""
 
 
 def axes_of_groups(mesh: DeviceMesh) -> dict[str, str]:
-    """Return the mesh axis of each group that this rank is in, by its name; groups of several axes are left out.
+    """Return the mesh axis of each group that this rank belongs to, by group name, without groups over several axes.
 
-    Besides the mesh's own groups there are groups that libraries make: of all ranks of an axis, or of some of them, as
-    where FSDP2 shards weights among a few ranks. Such a group belongs to the axis that contains all its ranks.
+    Libraries also make groups of their own, of all or some ranks of an axis, for example if FSDP2 shards weights among
+    a few ranks. Such a group belongs to the axis that contains all its ranks.
     """
     import torch.distributed as dist
 
@@ -284,5 +284,5 @@ def axes_of_groups(mesh: DeviceMesh) -> dict[str, str]:
         containing = [axis for axis, axis_ranks in members.items() if axis_ranks.issuperset(ranks)]
         if containing:
             axes[group_name] = containing[0]
-    # The rank of a one-rank axis is in every axis, so the mesh's own groups take precedence.
+    # The rank of a one-rank axis belongs to every axis, so the mesh's own groups take precedence.
     return axes | {str(group.group_name): axis for axis, group in own.items()}

@@ -1,10 +1,10 @@
-"""Memory of a rank over one step, by category, from the blocks that torch's profiler saw allocated and freed.
+"""Memory of a rank over one step, by category, from the allocations and frees that torch's profiler records.
 
-Works on any device. The category of a block follows from the state (parameters, gradients, optimizer) whose tensors lie
-in it after the step; otherwise from the phase of the step that allocated it, and whether it outlived that phase. So no
-tensor need be tracked, and compiled or sharded operators hide nothing.
-The profiler does not see what threads of other libraries (such as gloo's) free. Such a block counts until its address
-is allocated again, so the curve may then be too high.
+Works on any device. A block's category is the state (parameters, gradients, optimizer) whose tensors lie in it after
+the step; otherwise it follows from the phase that allocated it, and whether it outlived that phase. So no tensors are
+tracked, and compiled or sharded operators hide nothing.
+The profiler does not record frees by threads of other libraries, for example gloo's. Such a block counts until its
+address is allocated again, so the curve may then be too high.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class MemoryCurve:
     """Bytes held by category over time.
 
     times_ns: (moments,) int64, ascending, Unix time.
-    held_bytes: (moments, categories) int64, bytes held from that moment to the next, in the order of `CATEGORIES`.
+    held_bytes: (moments, categories) int64, bytes held from that moment to the next; columns as in `CATEGORIES`.
     """
 
     times_ns: NDArray[np.int64]
     held_bytes: NDArray[np.int64]
 
     def peak(self) -> dict[str, int]:
-        """Return the bytes by category and their total, at the first moment of the peak, without empty categories."""
+        """Return the bytes by category and in total at the first moment of the peak, without empty categories."""
         if not self.times_ns.size:
             return {}
         most = self.held_bytes[int(np.argmax(self.held_bytes.sum(axis=1)))]
@@ -62,7 +62,7 @@ class MemoryCurve:
         return [TIMELINE_PEAK_BYTES.at(size_bytes, category=name) for name, size_bytes in self.peak().items()]
 
     def save(self, path: Path) -> None:
-        """Write the curve as a compressed trace of counters, which Perfetto draws.
+        """Write the curve as a compressed trace of counters, which Perfetto can draw.
 
         Raises:
             CannotSave: the file cannot be written.
@@ -87,10 +87,10 @@ class MemoryCurve:
 
 
 def added_up(deltas: Iterable[tuple[int, str, int]]) -> MemoryCurve:
-    """Return the curve that results from changes in order: (time_ns, category, bytes added or, if negative, freed).
+    """Return the curve for changes in order: (time_ns, category, bytes added or, if negative, freed).
 
-    Example: (5, "other", 8), (5, "gradients", 2), (9, "other", -8) gives two moments, 5 and 9: changes of one moment
-    are taken together. They hold 8 and 0 bytes of other, and 2 bytes of gradients at both.
+    Example: (5, "other", 8), (5, "gradients", 2), (9, "other", -8) gives two moments, 5 and 9, since changes at the
+    same moment are combined. They hold 8 and 0 bytes of other, and both hold 2 bytes of gradients.
     """
     rows = list(deltas)
     # One row for each change, with its bytes in the column of its category.
@@ -103,10 +103,10 @@ def added_up(deltas: Iterable[tuple[int, str, int]]) -> MemoryCurve:
 
 
 # The history of CUDA's allocator over one step: each block, with the stack that allocated it.
-# No other allocator keeps one. pytorch.org/memory_viz draws it.
+# No other allocator has one. pytorch.org/memory_viz draws it.
 
 ENTRIES = 200_000
-"""The newest events that are kept; one takes some kilobytes of host memory."""
+"""Maximum number of events to keep, the newest; each takes a few kilobytes of host memory."""
 
 
 class Recorder(Protocol):
@@ -116,17 +116,17 @@ class Recorder(Protocol):
         """Begin to record each allocation and each free."""
 
     def save(self, path: Path) -> None:
-        """Write the history, and every block that is allocated now."""
+        """Write the history, and all currently allocated blocks."""
 
     def stop(self) -> None:
-        """Stop recording, and drop the history."""
+        """Stop recording and discard the history."""
 
 
 class CudaRecorder:
     """The recorder of CUDA's allocator."""
 
     def start(self) -> None:
-        """See `Recorder.start`. Records Python stacks only, which name the line of the workload."""
+        """See `Recorder.start`. Records Python stacks only, which contain the workload's line."""
         torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python")
 
     def save(self, path: Path) -> None:
@@ -137,7 +137,7 @@ class CudaRecorder:
 
 
 def save_history(run_step: Callable[[], object], path: Path, recorder: Recorder) -> None:
-    """Run a step, and save the history of blocks in it. This step must not be measured; later ones may be.
+    """Run a step and save the history of its blocks. This step must not be measured; later ones may be.
 
     Raises:
         CannotSave: the file cannot be written.
@@ -177,7 +177,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """A storage that holds tensors of the training state. part: which state."""
+    """A storage with tensors of the training state. part: parameters, gradients or optimizer."""
 
     part: str
     size_bytes: int
@@ -191,13 +191,13 @@ def mark_phase(name: str) -> AbstractContextManager[object]:
 def record_curve(
     run_step: Callable[[], object], device: torch.device, states: Callable[[], StateTensors]
 ) -> MemoryCurve:
-    """Run a step and return what it held by category. The step is slow and must not be measured.
+    """Run a step and return its memory curve. The step is slow and must not be measured.
 
     run_step: marks its phases with `mark_phase`.
     states: returns the training state of this rank; called before the step and after it.
     """
     before = _storages(states(), device)
-    # CPU alone: the allocators of all devices report to the host.
+    # CPU suffices: the allocators of all devices report to the host.
     profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with recording(profiled):
         run_step()
@@ -207,7 +207,7 @@ def record_curve(
     changes: list[BlockChange] = []
     phases: list[Span] = []
     events = list(profiled.profiler.kineto_results.experimental_event_tree())
-    while events:  # The roots at first; each event gives way to its children.
+    while events:  # Starts with the roots; each event is replaced by its children.
         event = events.pop()
         events += event.children
         if event.tag == _EventType.TorchOp and event.name.startswith(PHASE):
@@ -231,10 +231,10 @@ def curve_of(
     before: Mapping[int, Storage],
     after: Mapping[int, Storage],
 ) -> MemoryCurve:
-    """Return what was held by category from change to change.
+    """Return the bytes held by category, from change to change.
 
-    A block belongs to a state if tensors of that state lie in it after the step. Otherwise it is an activation if it
-    was allocated in forward and outlived it, temporary if it was allocated and freed in one phase, else other.
+    A block belongs to a state if tensors of that state lie in it after the step. Otherwise it is an activation if
+    forward allocated it and it outlived forward, temporary if it was allocated and freed in the same phase, else other.
     changes: in order. phases: in any order, none nested. before, after: the states' storages by address.
     """
     categories = _categories(changes, sorted(phases, key=lambda span: span.start_ns), after)
@@ -246,7 +246,7 @@ def curve_of(
         deltas.append((time_ns, category, size_bytes))
 
     def drop(time_ns: int, address: int) -> None:
-        if address in blocks:  # Unknown: blocks of no state that are older than the profiler.
+        if address in blocks:  # Blocks that are older than the profiler and belong to no state are unknown.
             category, size_bytes = blocks.pop(address)
             deltas.append((time_ns, category, -size_bytes))
 
@@ -262,10 +262,10 @@ def curve_of(
 def _there_from_the_beginning(
     changes: Sequence[BlockChange], before: Mapping[int, Storage], after: Mapping[int, Storage]
 ) -> dict[int, Storage]:
-    """Return the states' storages that exist when the step begins: those that it frees, or that still exist after it.
+    """Return the states' storages that exist when the step begins: those that it frees, and those that survive it.
 
-    A storage that is gone without a change was freed at the beginning, as gradients are, and is left out: a CPU's
-    allocator does not report the end of blocks that are older than the profiler.
+    A storage that disappeared without a recorded change was freed at the start, like gradients, and is left out: a
+    CPU's allocator does not report frees of blocks that are older than the profiler.
     """
     first: dict[int, BlockChange] = {}
     for change in changes:
@@ -304,7 +304,7 @@ def _categories(changes: Sequence[BlockChange], phases: Sequence[Span], after: M
 
 
 def _storages(states: StateTensors, device: torch.device) -> dict[int, Storage]:
-    """Return this rank's storages on the device, by address, each in the first part that it belongs to."""
+    """Return this rank's storages on the device, by address, each with the first part that it belongs to."""
     storages: dict[int, Storage] = {}
     for part, tensors in states.items():
         for tensor in tensors:

@@ -1,16 +1,16 @@
 """Reads from NCCL's log which algorithm and protocol NCCL chose for each collective.
 
 NCCL writes a line for each call on the first rank of a communicator of two or more ranks, for all_reduce, all_gather,
-reduce_scatter, broadcast and reduce; collectives made of sends and receives have no algorithm. The log does not tell
-where a call comes from: a barrier is an all_reduce of 4 bytes there. Forms of the line, newest first:
+reduce_scatter, broadcast and reduce; collectives made of sends and receives have no algorithm. The log does not show
+the origin of a call: a barrier appears as an all_reduce of 4 bytes. Forms of the line, newest first:
 
     AllGather [Symmetric]: 1048576 Bytes -> Kernel AllGather_STMC nchannels 8 nthreads 512      (from 2.27)
     AllGather: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..7}                    (from 2.24)
     AllGather: 4194304 Bytes -> Algo 1 proto 1 time 31.250000                                   (2.23)
     4194304 Bytes -> Algo 1 proto 1 time 31.250000                                              (up to 2.22)
 
-The first two forms give the caller's size: for all_gather and reduce_scatter, one rank's part. The others give the
-larger buffer, which is nccl-tests' size; all sizes are converted to that here. The last form names no collective and
+The first two forms have the caller's size: for all_gather and reduce_scatter, one rank's part. The others have the size
+of the larger buffer, as in nccl-tests; this module converts all sizes to it. The last form names no collective and
 cannot be used.
 Source: NCCL, src/enqueue.cc, src/scheduler/symmetric_sched.cc, src/debug.cc; logs that users published, for 2.23.
 """
@@ -39,7 +39,7 @@ _DIVIDED = frozenset({"AllGather", "ReduceScatter"})
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _SYMMETRIC = "symmetric"
-"""In place of a protocol: kernels on symmetric memory have a name, and none of the three protocols."""
+"""Used instead of a protocol: kernels on symmetric memory have a name, but none of the three protocols."""
 
 _VERSION = re.compile(r"NCCL version (\S+)")
 _RANKS = re.compile(r"NCCL INFO .*\bcomm 0x[0-9a-f]+ rank \d+ n[rR]anks (\d+)")
@@ -52,9 +52,9 @@ class ChoicesUnknown(RuntimeError):
 
 
 def ask(path: Path, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set NCCL's variables so that it writes its choices into a new file. Call it before NCCL starts.
+    """Set NCCL's variables so that it writes its choices into a new file. Call this before NCCL starts.
 
-    NCCL reads them once. If one of them is set to something else already, none is changed, and `choices` reports that.
+    NCCL reads them once. If any of them already has another value, none is changed, and `choices` reports it.
     """
     settings = _settings(path)
     if any(environment.get(name, value) != value for name, value in settings.items()):
@@ -64,10 +64,10 @@ def ask(path: Path, environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sample]:
-    """Return what NCCL chose so far: each combination of collective, size, algorithm and protocol once.
+    """Return NCCL's choices so far: each combination of collective, size, algorithm and protocol once.
 
     Raises:
-        ChoicesUnknown: NCCL was set to write something else, or elsewhere; or what it wrote cannot be understood.
+        ChoicesUnknown: NCCL was configured to write something else, or elsewhere, or its log cannot be parsed.
     """
     for name, value in _settings(path).items():
         if environment.get(name, value) != value:
@@ -89,7 +89,7 @@ def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sam
 
 
 def _settings(path: Path) -> dict[str, str]:
-    # INIT gives the number of ranks. %% because NCCL replaces %h and %p in the file's name.
+    # INIT logs the number of ranks. %% because NCCL replaces %h and %p in the file name.
     return {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,TUNING",
@@ -99,7 +99,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """One line of the log. line_bytes: as written. is_part: it is the size of one rank's part of the buffer."""
+    """A line of the log. line_bytes: the size as written. is_part: it is the size of one rank's part of the buffer."""
 
     name: str
     line_bytes: int
@@ -167,7 +167,7 @@ def _read(lines: Iterable[str]) -> _Log:
 
 
 def _add(log: _Log, name: str, size: str, chosen: str, protocol: str, counts_whole: bool) -> None:
-    """Keep the choice if its collective is in `_COLLECTIVES`."""
+    """Add the choice if its collective is in `_COLLECTIVES`."""
     if name in _COLLECTIVES:
         is_part = name in _DIVIDED and not counts_whole
         choice = _Choice(name=name, line_bytes=int(size), chosen=chosen, protocol=protocol, is_part=is_part)
@@ -175,5 +175,5 @@ def _add(log: _Log, name: str, size: str, chosen: str, protocol: str, counts_who
 
 
 def _named(word: str, names: tuple[str, ...]) -> str:
-    """Return the name for a number that NCCL wrote (2.23); other words and unknown numbers are returned unchanged."""
+    """Return the name for a number that NCCL 2.23 wrote; return other words and unknown numbers unchanged."""
     return names[int(word)] if word.isdigit() and int(word) < len(names) else word

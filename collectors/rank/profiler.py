@@ -1,4 +1,4 @@
-"""The profiler window: a few steps of a rank under torch.profiler, which are slower and no part of speed."""
+"""The profiler window: a few steps of a rank under torch.profiler, which are slower and do not count for speed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from collectors.traces.reading.reader import read_events, read_trace
 from collectors.traces.timeline import Timeline
 
 EVENTS_HAVE_KINDS = hasattr(_KinetoEvent, "activity_type")
-"""Whether events in memory have their kind. In torch 2.11 they do not, so the exported trace file is read instead."""
+"""Whether events in memory have their kind. In torch 2.11 they do not, so we read the exported trace file instead."""
 
 
 class ProfiledSteps:
-    """Steps under the profiler. Use it in a `with`, and put each step inside in a `with step()`.
+    """Steps under the profiler. Use it in a `with`, and run each step in a `with step()`.
 
     warm_up: runs after the profiler is prepared and before it records. On CUDA the profiler allocates its buffers
-    meanwhile, so the warm-up should run a step; the device must be idle when it returns.
+    then, so the warm-up should run a step; the device must be idle when it returns.
     folder: for a temporary trace file; None for the system's temporary folder.
     """
 
@@ -43,7 +43,7 @@ class ProfiledSteps:
         self._warm_up = warm_up
         self._folder = folder
         self._events_have_kinds = events_have_kinds
-        # Threads that are older than the window are profiled too: a strategy may communicate from one of its own.
+        # Also profile threads that are older than the window: a strategy may communicate from its own thread.
         every_thread = _ExperimentalConfig(profile_all_threads=True)
         self._profile = profile(activities=_activities(device), experimental_config=every_thread)
         self._saved: bytes | None = None
@@ -57,18 +57,18 @@ class ProfiledSteps:
 
     def __exit__(self, *error: object) -> None:
         if self._device.type == "cuda":
-            # Only after the last step: a wait after each step would start every step on an empty queue.
+            # Only after the last step: waiting after each would start every step with an empty queue.
             torch.cuda.synchronize(self._device)
         self._profile.stop_trace()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Mark one traced step on the host. The device may be behind; the steps of a Timeline allow for that."""
+        """Mark a traced step on the host. The device may lag; the steps of a Timeline allow for that."""
         with record_function(STEP):
             yield
 
     def timeline(self, rank: int) -> Timeline:
-        """Return what ran in the window. Call it once, after the `with`."""
+        """Return the timeline of the window. Call this once, after the `with`."""
         if self._events_have_kinds:
             profiler = self._profile.profiler
             assert profiler is not None
@@ -93,14 +93,14 @@ class ProfiledSteps:
 def prepare(profiler: profile) -> None:
     """Prepare a profiler that records once; `start_trace` then begins the recording."""
     with warnings.catch_warnings():
-        # torch 2.11 warns for every profiler, also for one that records once.
+        # torch 2.11 warns for every profiler, even if it records only once.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events at the end of each cycle")
         profiler.prepare_trace()
 
 
 @contextmanager
 def recording(profiler: profile) -> Iterator[None]:
-    """Record what runs inside the `with`."""
+    """Record the body of the `with`."""
     prepare(profiler)
     profiler.start_trace()
     try:
@@ -110,11 +110,11 @@ def recording(profiler: profile) -> Iterator[None]:
 
 
 def may_start_before_fork(cuda: str | None = torch.version.cuda, hip: str | None = torch.version.hip) -> bool:
-    """Return whether a process may start the profiler and then fork ranks; with a torch for GPUs it may not.
+    """Return whether a process may start the profiler and then fork ranks; with a GPU build of torch it may not.
 
-    There the profiler counts the GPUs when it starts, which starts the driver, and no forked process can use a driver
-    that its parent has started.
-    cuda, hip: the versions that torch is built with, each None if it is built without.
+    In such a build the profiler counts the GPUs when it starts, which initialises the driver, and a forked process
+    cannot use a driver that its parent has initialised.
+    cuda, hip: the versions that torch is built with; None if it is built without.
     Source: torch/csrc/autograd/profiler_kineto.cpp (prepareProfiler asks at::hasCUDA); pytorch issues 55643, 190708.
     """
     return cuda is None and hip is None
@@ -123,8 +123,8 @@ def may_start_before_fork(cuda: str | None = torch.version.cuda, hip: str | None
 def warm(device: torch.device) -> None:
     """Start and stop the profiler once, since the first start takes most of a second; forked processes inherit it.
 
-    device: the device of later windows. The profiler is set up once per process, for the activities of its first use:
-    if these have no GPU, it never sees one.
+    device: of later windows. The profiler is set up once per process, for the activities of its first use: if these do
+    not include the GPU, it never records one.
     """
     with recording(profile(activities=_activities(device))):
         pass

@@ -1,4 +1,4 @@
-"""Times of a rank's steps and of their phases, measured without making the device wait.
+"""Times of a rank's steps and their phases, measured without making the device wait.
 
 Knows no workload. Steps are contiguous: each lasts from the end of the previous step to its own end, so no time is lost
 between two steps.
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 DATA = "data"
-"""Name of the phase in which the host waits for a batch; the device may compute meanwhile."""
+"""The phase in which the host waits for a batch; the device may compute meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Times of one step, its loss, and its gradient's norm.
+    """Times of a step, its loss, and its gradient norm.
 
-    phases_s: seconds by phase; a phase that is entered several times is summed. Phases that do not overlap add up to at
-    most the step, since one clock measures both.
-    data_wait_s: how long the host was in the phase `DATA`; None if the clock is the host's, where it is in phases_s.
+    phases_s: seconds by phase, summed if a phase is entered several times. Phases that do not overlap add up to at most
+    the step, since one clock measures both.
+    data_wait_s: how long the host was in the phase `DATA`; None with a host clock, which has it in phases_s.
     loss: the step's loss in nats; None if the rank computes none.
     gradient_norm: of the step's whole gradient before clipping; None if the rank computes none.
     """
@@ -55,7 +55,7 @@ class StepClock(Protocol):
         """
 
     def finished(self) -> list[StepTimes]:
-        """Return the steps whose times are known by now, in order; each step is returned once."""
+        """Return the steps whose times have become known, in order; each step is returned once."""
 
     def drain(self) -> list[StepTimes]:
         """Wait for the device; return all remaining steps."""
@@ -127,7 +127,7 @@ class DeviceMark(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Queued:
-    """A step that the host has ended and that the device may still compute.
+    """A step that the host has ended and the device may still be computing.
 
     data_wait_ns: of the host. loss, gradient_norm: being copied to the host.
     """
@@ -143,9 +143,9 @@ class _Queued:
 class DeviceClock:
     """The `StepClock` of a GPU: times steps with events in the device's queue.
 
-    The host may be many steps ahead; only `drain` waits. The phase `DATA` is device time too: how long the device
-    waited for the batch, about 0 while work is queued. The host's wait is kept apart in `data_wait_s`, because the
-    device computes meanwhile.
+    The host may be many steps ahead; only `drain` waits. The phase `DATA` is also device time: how long the device
+    waited for the batch, about 0 while work is queued. The host's wait is reported separately as `data_wait_s`, because
+    the device may compute meanwhile.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Stopwatches of the probes: they time calls on a device, queued behind each other or each by itself.
+"""Stopwatches for probes: they time calls on a device, queued back to back or each by itself.
 
-The CPU's stopwatch uses the host's clock, `perf_counter_ns`. CUDA's uses events of the current stream and times twice:
-in a plain Python loop, where short calls wait for the host to launch them; and on the device alone, where all calls are
-queued behind a kernel that spins meanwhile.
+The CPU's stopwatch uses the host's clock, `perf_counter_ns`. CUDA's uses events of the current stream and times calls
+twice: in a plain Python loop, in which short calls wait for the host to launch them; and on the device alone, with all
+calls queued behind a spinning kernel.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from collectors.rank.step_clock import DeviceMark
 
 ATTEMPTS = 3
-"""How many spins are tried, each longer than the one before, until the calls are queued before the spin ends."""
+"""Maximum number of spins, each longer than the last, to try until the calls are queued before the spin ends."""
 SPIN_GROWTH = 4.0
 SHORTEST_SPIN_S = 1e-4
 LONGEST_SPIN_S = 0.25
 WARMED_TOGETHER = 8
-"""In a warm-up by time, how many calls are queued before each wait for the device, so that it is hardly ever idle."""
+"""Number of calls queued before each wait for the device in a warm-up by time, so that the device is rarely idle."""
 CALIBRATING_CYCLES = 1_000_000
 """About half a millisecond; the kernel's launch is short compared with it."""
 
@@ -32,7 +32,7 @@ WAITS = "the call waits for the device by itself, or the host launches it too sl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTime:
-    """The time that one call took; implements `workloads.protocols.Elapsed`, which defines the fields."""
+    """The time of a call; implements `workloads.protocols.Elapsed`, which defines the fields."""
 
     elapsed_s: float
     with_host_s: float | None = None
@@ -41,9 +41,9 @@ class CallTime:
 
 
 class HostStopwatch:
-    """Times calls that are done when they return. Implements `workloads.protocols.Stopwatch`, as does `CudaStopwatch`.
+    """Times calls that are done when they return. Like `CudaStopwatch`, implements `workloads.protocols.Stopwatch`.
 
-    ready: is called before the first measured call; a barrier of all ranks.
+    ready: called before the first measured call; a barrier of all ranks.
     """
 
     def __init__(self, ready: Callable[[], object]) -> None:
@@ -77,7 +77,7 @@ class HostStopwatch:
 
 
 class DeviceStream(Protocol):
-    """The current stream of a device: it works on what is queued while the host goes on."""
+    """The current stream of a device, which executes queued work while the host continues."""
 
     def new_event(self) -> DeviceMark:
         """Return a mark that records its time."""
@@ -99,7 +99,7 @@ class CudaQueue:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def spin(self, cycles: int) -> None:
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's own tests spin by it.
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's own tests use it to spin.
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -116,8 +116,8 @@ class CudaStopwatch:
     If it has, the measurement is repeated with a longer spin. A call that waits for the device itself can never be
     queued in time: its result is the time with the host, and `why_with_host` says so.
 
-    ready: as for `HostStopwatch`. agree: returns whether all ranks say yes; ranks call it equally often, so that all of
-    them repeat calls in which they meet. queue: of the device; a `CudaQueue` unless given. now_ns: the host's clock.
+    ready: as for `HostStopwatch`. agree: returns whether all ranks agree; all ranks call it equally often, so that they
+    repeat collective calls together. queue: of the device; a `CudaQueue` by default. now_ns: the host's clock.
     unix_ns: the clock of `Elapsed.begun_ns`.
     """
 
@@ -139,13 +139,13 @@ class CudaStopwatch:
         self._cycles_per_s = 0.0
 
     def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> CallTime:
-        """Return the time of one call: from the first one's begin to the last one's end, by their number."""
+        """Return the time of one call: from the start of the first to the end of the last, divided by their number."""
         unix_ns = self._prepare(call, warm_up)
         all_s, queueing_s = self._with_host(call, calls)
         with_host_s = all_s / calls
         for spin_s in _spins_s(queueing_s):
             self._meet()
-            # One more call before the begin: ranks leave their spins at different times, but a collective together.
+            # Make one call before the start: ranks leave their spins at different times, but a collective together.
             alone_s = self._alone(call, calls, spin_s, before=1)
             if self._agree(alone_s is not None):
                 assert alone_s is not None, "all ranks said yes, this one too"
@@ -153,7 +153,7 @@ class CudaStopwatch:
         return _of_both(with_host_s, unix_ns)
 
     def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> CallTime:
-        """Return the median time of a call; each begins when the one before is done. Ranks must not meet in a call."""
+        """Return the median time of a call; each starts when the last is done. Calls must not be collective."""
         unix_ns = self._prepare(call, warm_up)
         begun_ns = self._now_ns()
         while self._now_ns() - begun_ns < warm_up_s * 1e9:
@@ -175,7 +175,7 @@ class CudaStopwatch:
         return CallTime(elapsed_s=median(all_alone_s), with_host_s=with_host_s, begun_ns=unix_ns)
 
     def _with_host(self, call: Callable[[], object], calls: int) -> tuple[float, float]:
-        """Return seconds on the device, idle at first, from begin to end; and seconds that the host took to queue."""
+        """Return seconds from start to end on an initially idle device, and seconds that the host took to queue."""
         begun, ended = self._queue.new_event(), self._queue.new_event()
         begun_ns = self._now_ns()
         begun.record()
@@ -187,7 +187,7 @@ class CudaStopwatch:
         return begun.elapsed_time(ended) / 1e3, queueing_s
 
     def _alone(self, call: Callable[[], object], calls: int, spin_s: float, *, before: int) -> float | None:
-        """Return device seconds from begin to end, behind a spin and `before` calls; None if the host was late."""
+        """Return device seconds from start to end, after a spin and `before` calls; None if the host was late."""
         if not self._cycles_per_s:
             self._cycles_per_s = self._calibrated()
         spun, begun, ended = (self._queue.new_event() for _ in range(3))
@@ -204,7 +204,7 @@ class CudaStopwatch:
         return begun.elapsed_time(ended) / 1e3 if was_ahead else None
 
     def _calibrated(self) -> float:
-        """Return spin cycles per second. The clock may change later; a spin need last only about as long as asked."""
+        """Return spin cycles per second. The clock may change later, but the length of a spin need not be exact."""
         begun, ended = self._queue.new_event(), self._queue.new_event()
         begun.record()
         self._queue.spin(CALIBRATING_CYCLES)

@@ -1,6 +1,6 @@
-"""How the time of a rank's steps divides into computation, communication, copies and idle time.
+"""Divides the time of a rank's steps into computation, communication, copies and idle time.
 
-Time is a union: spans that overlap count once. It is exact, in integer nanoseconds.
+Overlapping spans count once. Times are exact, in integer nanoseconds.
 Source: HolisticTraceAnalysis, temporal breakdown and communication-computation overlap.
 """
 
@@ -20,18 +20,18 @@ from collectors.traces.timeline import ABSENT, KINDS, Timeline
 
 NAMES_SHOWN = 5
 NAME_LENGTH = 60
-"""Of a kernel in a sentence: names of templates go on for hundreds of characters."""
+"""Maximum length of a kernel's name in a message; names of templates may have hundreds of characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """The time of one step, or other stretch, of one rank.
+    """The time of a rank's step, or of another interval.
 
     step: its number, from 0. step_ns: its length.
-    communication_ns, overlap_ns, exposed_communication_ns: None where the whole trace holds no communication.
-    exposed_copy_ns: copies with nothing else beside them; None without a device, where they are operators like others.
-    idle_ns: the time in which none of these ran.
-    collectives_ns: by collective, the time in which it ran, and how much of that computation ran too.
+    communication_ns, overlap_ns, exposed_communication_ns: None if the whole trace has no communication.
+    exposed_copy_ns: time in which only copies ran; None without a device, where copies are ordinary operators.
+    idle_ns: time in which none of these ran.
+    collectives_ns: by collective, the time in which it ran, and its overlap with computation.
     """
 
     step: int
@@ -45,7 +45,7 @@ class Breakdown:
     collectives_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def samples(self) -> list[Sample]:
-        """Return the known figures as metrics, in seconds and as ratios."""
+        """Return the known values as samples, in seconds and as ratios."""
         known = {
             rank_metrics.TRACED_STEP_SECONDS: self.step_ns,
             rank_metrics.COMPUTE_SECONDS: self.compute_ns,
@@ -67,13 +67,13 @@ class Breakdown:
 
 
 def breakdowns(timeline: Timeline) -> list[Breakdown]:
-    """Return one for each whole step, over its time on the device; numbered among all marked steps."""
+    """Return the breakdown of each whole step, over its time on the device; numbers count all marked steps."""
     marked = steps(timeline)
     return [breakdown for breakdown, step in zip(divide(timeline, marked), marked, strict=True) if step.part == "step"]
 
 
 def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]:
-    """Return one for each of these step intervals, numbered in order."""
+    """Return the breakdown of each of these intervals, numbered in order."""
     compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
     collectives = _intervals_of_collectives(timeline)
     has_communication = communication.size > 0
@@ -82,7 +82,7 @@ def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]
         bounds_ns = part.start_ns, part.end_ns
         computing, communicating = clip(compute, *bounds_ns), clip(communication, *bounds_ns)
         busy = union_of([computing, communicating])
-        # Without a device, copies are operators like others, and count as computation.
+        # Without a device, copies are ordinary operators and count as computation.
         everything = union_of([busy, clip(copies, *bounds_ns)]) if timeline.is_device else busy
         communication_ns, overlap_ns = length_ns(communicating), length_ns(intersection(computing, communicating))
         of_collectives = {name: clip(intervals, *bounds_ns) for name, intervals in collectives.items()}
@@ -107,7 +107,7 @@ def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]
 
 
 def why_no_communication(timeline: Timeline) -> str | None:
-    """Return why communication is absent, with the names seen instead; None where there is some."""
+    """Return why there is no communication, with the most frequent kernel names; None if there is some."""
     if timeline.intervals("communication").size:
         return None
     chosen = timeline.kind == KINDS.index("compute")
@@ -118,14 +118,14 @@ def why_no_communication(timeline: Timeline) -> str | None:
 
 
 def _shortened(name: str) -> str:
-    """Return the beginning of a kernel's name: a template's arguments may be pages of C++."""
+    """Shorten a kernel's name, whose template arguments may be pages of C++."""
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..."
 
 
 def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:
-    """Return when each collective ran, sorted by name."""
+    """Return the intervals in which each collective ran, sorted by name."""
     rows = np.flatnonzero(timeline.of_kind("communication"))
-    # The collective of each distinct pair of call and name; `which` is the pair of each row.
+    # The collective of each distinct pair of call and name; `which` has the pair of each row.
     called, which = np.unique(np.stack((timeline.call[rows], timeline.name[rows])), axis=1, return_inverse=True)
     collectives = [
         collective_of(timeline.names[name]) if call == ABSENT else timeline.calls[call].collective

@@ -1,7 +1,7 @@
 """Rules on event names: which events communicate, and which collective a name means.
 
-A name is asked last, since names change and mislead: what an event says of itself, and the host's operator around its
-launch, are asked first (`collectors.traces.reading.event_kinds`, `collectors.traces.reading.collective_args`).
+Names are the last resort, since they change and mislead: an event's own arguments, and the host's operator around its
+launch, come first (`collectors.traces.reading.event_kinds`, `collectors.traces.reading.collective_args`).
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ import re
 from dataclasses import dataclass
 
 STEP = "observatory step"
-"""The annotation around each step that the observatory itself traces."""
+"""The observatory's own annotation around each step that it traces."""
 
 STEPS = re.compile(r"observatory step$|ProfilerStep\*?#\d+$")
-"""Annotations around a step: the observatory's, and the one that torch's profiler writes at each call of step()."""
+"""Annotations around a step: the observatory's, and the annotation of torch's profiler at each call of step()."""
 
 DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)")
 """The host span in which the training loop waits for its next batch, as torch names it."""
 
 OTHER = "other"
-"""The collective of a communication event whose name no rule knows."""
+"""The collective of a communication event whose name matches no rule."""
 
 GLOO = "gloo:"
-"""The prefix of gloo's events, on its own threads and, for send and receive, on the caller's."""
+"""Prefix of gloo's events, which are on its own threads or, for send and receive, on the caller's."""
 
 ANNOTATION = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl):")
-"""The annotation that torch's process groups put around a collective; it begins with the backend's name."""
+"""The annotation of torch's process groups around a collective, which begins with the backend's name."""
 
 GRAPH_LAUNCH = "GraphLaunch"
 """Part of the name of a graph's launch, in CUDA and HIP."""
 
 RECORD = "record_param_comms"
-"""The operator whose arguments hold all that torch's process groups tell of a collective."""
+"""The operator whose arguments describe a collective of torch's process groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Device events that communicate. pattern: searched for anywhere in the name. since: versions that use the name."""
+    """Device events that communicate. pattern: matches anywhere in the name. since: versions that use the name."""
 
     pattern: str
     library: str
@@ -109,38 +109,37 @@ _COLLECTIVES: tuple[tuple[str, str], ...] = (
     ("reduce", "reduce"),
     (r"(?:deep_ep::|dpsk::ep::|mori::|pplx::|\bEp|a2a_?).*(?:dispatch|combine)", "all_to_all"),
     ("moe_?a2a", "all_to_all"),
-    # Both ends of a message count as send, and so do both ends of a signal. NCCL's SendRecv may also be any collective
-    # that is made of messages.
+    # Both ends of a message or a signal count as send. NCCL's SendRecv may also be any collective made of messages.
     (r"send|recv|(?:put|wait)_signal|P(?:to|2)P", "send"),
 )
-"""Pattern, collective: the first pattern found in a name of a kernel, annotation or collective wins, ignoring case."""
+"""Pattern, collective: the first pattern that matches the name of a kernel, annotation or collective, ignoring case."""
 
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), collective) for pattern, collective in _COLLECTIVES)
 
-# Host events that compute: operators, and regions made by torch.compile, whose kernels have no events of their own.
+# Host events that compute: operators, and regions of torch.compile, whose kernels have no events of their own.
 HOST_COMPUTE = re.compile(r"^aten::|^mkldnn|^## Call CompiledFxGraph|^graph_\d+_cpp_fused|^cpp_fused")
 
 
 def is_communication(name: str) -> bool:
-    """Return whether the name is that of a kernel or copy that communicates."""
+    """Return whether a kernel or copy with this name communicates."""
     return _COMMUNICATES.search(name) is not None
 
 
 def library_of(name: str) -> str | None:
-    """Return the library whose kernel or copy the name is, as a rule tells; None if no rule knows it."""
+    """Return the library of the kernel or copy with this name; None if no rule matches."""
     return next((rule.library for rule in RULES if re.search(rule.pattern, name)), None)
 
 
 COPIES = re.compile(r"^__amd_rocclr_(?:copy|fill)")
-"""Kernels by which ROCm's runtime copies and fills memory."""
+"""Kernels with which ROCm's runtime copies and fills memory."""
 
 OF_TORCH = re.compile(r"^(?:void )?at::|checkForNaN")
-"""Kernels that torch launches inside of a collective and that compute: copies into buckets, checks for NaN."""
+"""Computing kernels that torch launches inside a collective: copies into buckets, checks for NaN."""
 
 _LOOKS_LIKE_COMMUNICATION = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?(?:to|2)_?all|a2a|send_?recv|[nrh]ccl|cross_device|p2p|rdma"
     r"|shmem|symm_?(?:etric_?)?mem|(?:put|get)_?mem|multimem|nvlink|nvls|inter_?node|intra_?node"
-    # Short words as words, also behind the digits of a mangled name.
+    # Short words must be whole words, but may follow the digits of a mangled name.
     r"|(?<![a-z])(?:ar|ag|rs)_(?:fusion|gemm)|gemm_(?:ar|ag|rs)(?![a-z])|(?<![a-z])ep::|deep_?ep"
     r"|(?:moe|(?<![a-z])ep(?![a-z])|expert).*(?:dispatch|combine)",
     re.IGNORECASE,
@@ -148,10 +147,10 @@ _LOOKS_LIKE_COMMUNICATION = re.compile(
 
 
 def looks_like_communication(name: str) -> bool:
-    """Return whether a name that no rule knows sounds like a kernel that communicates."""
+    """Return whether a name that matches no rule looks like a kernel that communicates."""
     return OF_TORCH.search(name) is None and _LOOKS_LIKE_COMMUNICATION.search(name) is not None
 
 
 def collective_of(name: str) -> str:
-    """Return the collective that a name of a kernel, annotation or collective means; `OTHER` if no rule knows it."""
+    """Return the collective for the name of a kernel, annotation or collective; `OTHER` if no rule matches."""
     return next((collective for pattern, collective in _PATTERNS if pattern.search(name)), OTHER)

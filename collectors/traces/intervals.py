@@ -15,7 +15,7 @@ Times: TypeAlias = NDArray[np.int64]
 
 
 def union(start_ns: Times, end_ns: Times) -> Times:
-    """Return the moments that at least one interval covers; touching intervals are merged, empty ones dropped.
+    """Return the union of intervals; touching intervals are merged, empty ones dropped.
 
     Example: [1, 3), [2, 5), [5, 6), [8, 8) become [1, 6).
     """
@@ -25,14 +25,14 @@ def union(start_ns: Times, end_ns: Times) -> Times:
         return np.empty((0, 2), dtype=np.int64)
     order = np.argsort(start_ns, kind="stable")
     start_ns, latest_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
-    # A new interval begins where a start is later than all ends before it.
+    # A new interval begins where a start is later than all previous ends.
     is_first = np.concatenate(([True], start_ns[1:] > latest_ns[:-1]))
     is_last = np.concatenate((is_first[1:], [True]))
     return np.stack((start_ns[is_first], latest_ns[is_last]), axis=1)
 
 
 def union_of(sets: Iterable[Times]) -> Times:
-    """Return the moments that are in at least one of these sets, whose intervals may also overlap or be unsorted."""
+    """Return the union of these sets, whose intervals may also overlap or be unsorted."""
     joined = np.concatenate([np.empty((0, 2), dtype=np.int64), *sets])
     return union(joined[:, 0], joined[:, 1])
 
@@ -43,7 +43,7 @@ def length_ns(intervals: Times) -> int:
 
 
 def intersection(these: Times, others: Times) -> Times:
-    """Return the moments that are in both sets."""
+    """Return the intersection of two sets."""
     if not these.size or not others.size:
         return np.empty((0, 2), dtype=np.int64)
     # Both are sorted and disjoint, so each interval of `these` overlaps a run of consecutive intervals of `others`:
@@ -61,12 +61,12 @@ def intersection(these: Times, others: Times) -> Times:
 
 
 def clip(intervals: Times, start_ns: int, end_ns: int) -> Times:
-    """Return the part of the set that lies in one window."""
+    """Return the part of the set that lies in a window."""
     return intersection(np.array([[start_ns, end_ns]], dtype=np.int64), intervals)
 
 
 def gaps(intervals: Times, start_ns: int, end_ns: int) -> Times:
-    """Return the moments of one window that are not in the set."""
+    """Return the parts of a window that are not in the set."""
     inside = clip(intervals, start_ns, end_ns)
     # The window's start, all edges of the set, the window's end: read in pairs, these are the gaps.
     edges_ns = np.concatenate(([start_ns], inside.ravel(), [end_ns])).astype(np.int64).reshape(-1, 2)
@@ -74,7 +74,7 @@ def gaps(intervals: Times, start_ns: int, end_ns: int) -> Times:
 
 
 def without(first: Times, other: Times) -> Times:
-    """Return the moments of one set that are not in the other."""
+    """Return the difference of two sets: the first without the other."""
     if not first.size:
         return first
     return intersection(first, gaps(other, int(first[0, 0]), int(first[-1, 1])))

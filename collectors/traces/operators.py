@@ -1,7 +1,7 @@
-"""Host operators of a Timeline: the one that runs at a moment, the one that launched a kernel, and the phase of a step.
+"""Host operators of a Timeline: the operator that runs at a moment or launched a kernel, and the phases of a step.
 
-Where spans overlap, a moment belongs to the one that started last. On one thread that is the innermost operator; on a
-device it is the kernel that joined the others. So the time that spans cover is divided without rest or double counting.
+If spans overlap, a moment belongs to the span that started last: on a thread the innermost operator, on a device the
+latest kernel. So the time that spans cover is divided among them without gaps or double counting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """Disjoint stretches of time, in order. owner: the index of the span that each belongs to."""
+    """Disjoint intervals, in order. owner: the index of the span that each belongs to."""
 
     start_ns: Times
     end_ns: Times
@@ -43,8 +43,8 @@ class Foreground:
         """Return the index of the span that owns each moment, or `NOBODY`."""
         if not self._start_ns.size:
             return np.full(moments_ns.size, NOBODY, dtype=np.int64)
-        # Guess: the last span that started. Where it is over, try the last earlier span that ends later than it, and
-        # so on: the spans between the two end no later than the one that is over.
+        # Guess the last span that started. If it is over, try the last earlier span that ends later, and so on: the
+        # spans between the two end no later than the one that is over.
         owner: Numbers = np.searchsorted(self._start_ns, moments_ns, side="right") - 1
         over = self._is_over(owner, moments_ns)
         while over.size:
@@ -53,8 +53,8 @@ class Foreground:
         return owner
 
     def pieces(self) -> Pieces:
-        """Return the time that the spans cover, divided among them."""
-        # Sorted with duplicates: `np.unique` hashes, which takes a hundred times as long on a million moments.
+        """Divide the time that the spans cover among them."""
+        # Sort, with duplicates: `np.unique` hashes, which takes a hundred times as long on a million moments.
         edges_ns = np.sort(np.concatenate((self._start_ns, self._end_ns)))
         start_ns, end_ns = edges_ns[:-1], edges_ns[1:]
         owner = self.at(start_ns)
@@ -62,12 +62,12 @@ class Foreground:
         return Pieces(start_ns=start_ns[owned], end_ns=end_ns[owned], owner=owner[owned])
 
     def _is_over(self, owner: Numbers, moments_ns: Times) -> Numbers:
-        """Return the indices of the moments at which the owner has ended already."""
+        """Return the indices of the moments whose owner has already ended."""
         return np.flatnonzero((owner != NOBODY) & (self._end_ns[owner] <= moments_ns))
 
 
 def _outlived_by(end_ns: Times) -> Numbers:
-    """Return for each span the last one before it that ends later; `NOBODY` if none does.
+    """Return for each span the last earlier span that ends later; `NOBODY` if there is none.
 
     Example: ends of 9, 4, 3, 6 give NOBODY, 0, 1, 0.
     """
@@ -92,8 +92,8 @@ def operators_at(
 ) -> Rows:
     """Return the row of the innermost operator that ran on the host at each moment.
 
-    threads: the thread to look at, one per moment; `ABSENT` for the thread whose operator started last.
-    counts: whether an operator of this name may be the answer; others are ignored.
+    threads: the thread to search, one per moment; `ABSENT` searches all, and the operator that started last wins.
+    counts: whether operators of this name count; others are ignored.
     """
     chosen = _operators(timeline) & np.array([counts(name) for name in timeline.names], dtype=bool)[timeline.name]
     operator = np.full(moments_ns.size, ABSENT, dtype=np.int64)
@@ -105,9 +105,9 @@ def operators_at(
 
 
 def launching_operators(timeline: Timeline) -> Rows:
-    """Return for each span of the device the row of the operator that launched it; for an operator its own row.
+    """Return for each span of the device the row of the operator that launched it; for an operator, its own row.
 
-    `ABSENT` where the trace does not hold the launch, or no operator surrounds it.
+    `ABSENT` if the trace lacks the launch, or no operator surrounds it.
     """
     operators = _operators(timeline)
     launch = launch_of(timeline)
@@ -135,7 +135,7 @@ def _innermost(timeline: Timeline, rows: Rows, moments_ns: Times) -> Rows:
 # Phases of a step (forward, backward, optimizer), from the names of host operators.
 
 StepPhase = Literal["forward", "backward", "optimizer", "between"]
-"""between: none of the other three, such as clearing gradients, loading data, and the edge of a step."""
+"""between: none of the other three, for example clearing gradients, loading data, and the edges of a step."""
 
 PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 
@@ -145,21 +145,21 @@ _OPENED_BY: tuple[tuple[str, StepPhase], ...] = (
     ("Optimizer.zero_grad#", "between"),
     ("enumerate(DataLoader)", "between"),
 )
-"""Prefixes of names that torch itself gives, whoever wrote the training loop."""
+"""Prefixes of names that torch itself assigns, in any training loop."""
 
 _OPERATOR = "aten::"
-"""The prefix of operators that count as forward unless a span around them says otherwise."""
+"""Prefix of operators, which count as forward unless they are inside a span of another phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Stretches of time in order, each lasting until the next starts. phase: an index in `PHASES`."""
+    """Intervals in order, each lasting until the next starts. phase: an index into `PHASES`."""
 
     start_ns: Times
     phase: NDArray[np.int8]
 
     def at(self, moments_ns: Times) -> NDArray[np.int64]:
-        """Return the index of the stretch that each moment lies in; `NOBODY` before the first."""
+        """Return the index of the interval that each moment lies in; `NOBODY` before the first."""
         number: NDArray[np.int64] = np.searchsorted(self.start_ns, moments_ns, side="right") - 1
         return number
 
@@ -167,8 +167,8 @@ class Phases:
 def phases(timeline: Timeline) -> Phases | None:
     """Return the phases of all steps; None if no name belongs to a backward or an optimizer.
 
-    A stretch begins with a span whose phase differs from the one before. Operators outside of the spans that
-    `_OPENED_BY` names are forward on the thread that runs the steps; those of other threads are ignored.
+    An interval begins with a span whose phase differs from the previous span's. Operators outside the spans in
+    `_OPENED_BY` are forward on the thread that runs the steps; those of other threads are ignored.
     """
     opened = {
         number: phase
@@ -181,7 +181,7 @@ def phases(timeline: Timeline) -> Phases | None:
     code_of_name = np.full(len(timeline.names), NOBODY, dtype=np.int8)
     for number, phase in opened.items():
         code_of_name[number] = PHASES.index(phase)
-    code = code_of_name[timeline.name]  # Per span the index of its phase, or NOBODY.
+    code = code_of_name[timeline.name]  # Index of each span's phase, or NOBODY.
     steps = timeline.of_kind("step")
     marks = np.flatnonzero(code != NOBODY)
     around = Foreground(timeline.start_ns[marks], timeline.end_ns[marks])
@@ -192,7 +192,7 @@ def phases(timeline: Timeline) -> Phases | None:
     forward = operators[around.at(timeline.start_ns[operators]) == NOBODY]
     code[forward] = PHASES.index("forward")
     code[steps] = PHASES.index("between")
-    # Keep the first of each run of spans with one phase.
+    # Keep the first of consecutive spans with the same phase.
     rows = np.flatnonzero(code != NOBODY)
     begins = np.append(True, code[rows[1:]] != code[rows[:-1]])
     return Phases(start_ns=timeline.start_ns[rows[begins]], phase=code[rows[begins]])

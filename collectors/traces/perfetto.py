@@ -1,7 +1,7 @@
-"""Writes spans, and arrows between them, as a trace file that Perfetto and Chrome's own viewer open.
+"""Writes spans, and arrows between them, as a trace file for Perfetto and Chrome's viewer.
 
-Times are nanoseconds of any one clock. The file counts them from its earliest span and names that moment, since viewers
-read microseconds as floating point and would round Unix time.
+Times are nanoseconds on any single clock. The file counts them from its earliest span and records that moment, since
+viewers read microseconds as floating point and would round Unix time.
 Source: Trace Event Format, Google (the JSON that ui.perfetto.dev reads).
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """One row of the drawing; rows of a group are drawn together."""
+    """A row of the drawing; the rows of a group are drawn together."""
 
     group: str
     name: str
@@ -24,7 +24,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpan:
-    """One box on a row. arguments: shown when the box is selected."""
+    """A box on a row. arguments: shown when the box is selected."""
 
     track: Track
     name: str
@@ -57,9 +57,9 @@ def encode(
 ) -> bytes:
     """Return the trace as JSON; groups and rows are in the order in which spans first name them.
 
-    flows: between spans of rows that `spans` names. begins_ns: the moment that times are counted from, so that spans
-    can be consumed one by one; None for the earliest start, for which all spans are kept in memory.
-    about: further entries of the file's `otherData`.
+    flows: between spans on rows that `spans` uses. begins_ns: the moment from which times count, which lets spans be
+    consumed one by one; None for the earliest start, which requires all spans in memory.
+    about: additional entries of the file's `otherData`.
     """
     if begins_ns is None:
         spans = list(spans)
@@ -73,7 +73,7 @@ def encode(
 
 
 class _File:
-    """A trace file that grows event by event, so that only its text is held in memory."""
+    """A trace file that grows event by event, so that only its text is in memory."""
 
     def __init__(self, begins_ns: int, about: Mapping[str, object]) -> None:
         self._begins_ns = begins_ns
@@ -86,7 +86,7 @@ class _File:
         self._is_empty = True
 
     def add(self, span: TraceSpan) -> None:
-        """Write the span, and before it the names of its row and group if they are new."""
+        """Write the span, preceded by the names of its row and group if they are new."""
         place = self._tracks.get(span.track) or self._new(span.track)
         self._write(
             {

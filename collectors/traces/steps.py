@@ -1,10 +1,10 @@
-"""Steps of a trace, and the launches that tell which step the device's work belongs to.
+"""Steps of a trace, and the launches that assign the device's work to steps.
 
-Figures are given for the whole trace, for each of its steps, and for the time outside of steps. A step is marked on
-the host, and the device runs behind the host. On the device, a step begins (and ends) when the device has finished all
-that the host launched before the step began (or ended) on the host, but no earlier than on the host. Both agree where
-the host waits for the device at the end of a step, and where there is no device. Steps that follow each other on the
-host do so on the device: no moment is in two steps, and none between them is lost.
+Analyses report on the whole trace, each of its steps, and the time outside steps. A step is marked on the host, and the
+device lags behind. On the device, a step begins (and ends) when the device has finished everything that the host
+launched before the step began (or ended) on the host, but no earlier than on the host. The two agree if the host waits
+for the device at the end of a step, and if there is no device. Steps that follow each other on the host also do so on
+the device: no moment is in two steps, and none between them is lost.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from collectors.traces.timeline import ABSENT, Timeline
 # Launches: the driver call that put each span on the device.
 
 LONG_AGO = -(2**62)
-"""Before every trace, and so far inside the limits of 64 bits that its distance to any moment does not overflow."""
+"""A time before every trace, far enough inside 64 bits that its distance to any moment does not overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
     """The launch of each span of a Timeline; one entry per span.
 
-    row: the row of the launch; `ABSENT` where the trace does not hold it, and for spans that are not at work.
-    is_known: whether the time of the launch is known. start_ns, end_ns: of the launch; `LONG_AGO` where it was before
-    the trace began, or is not known.
+    row: the row of the launch; `ABSENT` if the trace lacks it, and for spans that are not at work.
+    is_known: whether the time of the launch is known. start_ns, end_ns: of the launch; `LONG_AGO` if it was before the
+    trace began, or is unknown.
     """
 
     row: NDArray[np.int64]
@@ -43,19 +43,19 @@ class Launches:
 
     @property
     def calls(self) -> NDArray[np.int64]:
-        """The rows, in order, of all launches whose work the trace holds."""
+        """The rows, in order, of all launches whose work is in the trace."""
         is_launch = np.zeros(self.row.size, dtype=np.bool_)
         is_launch[self.row[self.row != ABSENT]] = True
         return np.flatnonzero(is_launch)
 
 
 def is_at_work(timeline: Timeline) -> NDArray[np.bool_]:
-    """Return for each span whether it is at work: it computes, communicates or copies."""
+    """Return for each span whether it is at work: computes, communicates or copies."""
     return timeline.of_kind("compute") | timeline.of_kind("communication") | timeline.of_kind("copy")
 
 
 def is_of_gloo(timeline: Timeline) -> NDArray[np.bool_]:
-    """Return for each span whether gloo runs it, which is on the host even if there is a device: it has no launch."""
+    """Return for each span whether gloo runs it: on the host, even if there is a device, and so without a launch."""
     is_named = np.array([name.startswith(GLOO) for name in timeline.names], dtype=np.bool_)
     chosen: NDArray[np.bool_] = timeline.of_kind("communication") & is_named[timeline.name]
     return chosen
@@ -64,14 +64,14 @@ def is_of_gloo(timeline: Timeline) -> NDArray[np.bool_]:
 def launch_of(timeline: Timeline) -> NDArray[np.int64]:
     """Return for each span at work the row of its launch; `ABSENT` for others, or if the trace lacks the launch.
 
-    The launch of a graph is shared by many spans. Of several calls with one correlation the first is the launch.
+    Many spans share the launch of a graph. If several calls have the same correlation, the first is the launch.
     """
     launch = np.full(timeline.name.size, ABSENT, dtype=np.int64)
     calls = np.flatnonzero(timeline.of_kind("launch") & (timeline.correlation != ABSENT))
     rows = np.flatnonzero(is_at_work(timeline) & (timeline.correlation != ABSENT))
     if not calls.size or not rows.size:
         return launch
-    # Look up each span's correlation in the sorted ones of the calls; a stable sort puts the earliest call first.
+    # Look up each span's correlation in the calls' sorted ones; the stable sort puts the earliest call first.
     calls = calls[np.argsort(timeline.correlation[calls], kind="stable")]
     correlations, correlation = timeline.correlation[calls], timeline.correlation[rows]
     index = np.minimum(np.searchsorted(correlations, correlation), calls.size - 1)
@@ -83,9 +83,9 @@ def launch_of(timeline: Timeline) -> NDArray[np.int64]:
 def launches(timeline: Timeline) -> Launches:
     """Return when each span at work was launched.
 
-    A stream runs in the order of launches, so all that it ran before its first span with a launch in the trace was
-    launched before the trace began. For other spans without a launch, and for gloo's, the time is not known; nor is it
-    where the launch was left out, or host and device have different clocks.
+    A stream runs in the order of launches, so every span before its first span with a launch in the trace was launched
+    before the trace began. The time is unknown for other spans without a launch, for gloo's, if the launch was left
+    out, and if host and device have different clocks.
     """
     row = launch_of(timeline)
     if timeline.about.clocks_differ:
@@ -103,7 +103,7 @@ def launches(timeline: Timeline) -> Launches:
         is_at_work(timeline) & ~is_of_gloo(timeline) & ~np.isin(timeline.correlation, timeline.about.untimed)
     )
     for stream in np.unique(timeline.stream[at_work[~is_known[at_work]]]):
-        # All that stands before the first known launch of a stream was launched before the trace began.
+        # Spans before the first known launch of a stream were launched before the trace began.
         on_stream = at_work[timeline.stream[at_work] == stream]
         known = np.flatnonzero(is_known[on_stream])
         if known.size:
@@ -113,25 +113,25 @@ def launches(timeline: Timeline) -> Launches:
 
 # Lost work: launches whose work on the device is missing from the trace.
 #
-# A trace does not write device work in order of time. So a trace that ends early, or whose profiler lost events, may
-# lack work anywhere, and its first and last launch tell nothing of those between. A launch lost together with its work
-# is not found.
+# A trace does not contain device work in order of time. So a trace that ends early, or whose profiler lost events, may
+# lack work anywhere, and its first and last launch say nothing about those between. A launch that was lost together
+# with its work goes unnoticed.
 
 LAUNCHES_OF_KERNELS = re.compile(r"Launch(?!HostFunc)")
 """Driver calls of CUDA and HIP after which a kernel is expected."""
 
 CAPTURE_BEGINS = re.compile(r"StreamBeginCapture")
 CAPTURE_ENDS = re.compile(r"StreamEndCapture")
-"""Driver calls between which launches are captured into a graph; they run when the graph is launched."""
+"""Driver calls between which launches are captured into a graph, and run only when the graph is launched."""
 
 
 def lost_work(
     timeline: Timeline, launched: Launches, start_ns: Times, end_ns: Times
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count launches in each window of the host's time: those without work on the device, of those that should have it.
+    """Count launches in each window of the host's time: those without device work, and all that should have it.
 
-    Work without a time counts as missing. A launch counts when its call begins. Several calls with one correlation are
-    one launch, at the first of them.
+    Work without a time counts as missing. A launch belongs to the window in which its call begins. Several calls with
+    the same correlation are a single launch, at the first call.
     """
     is_untimed = np.isin(timeline.correlation, timeline.about.untimed)
     calls = np.flatnonzero(
@@ -154,7 +154,7 @@ def lost_work(
 def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
     """Return for each moment whether any thread was capturing a graph.
 
-    A capture covers streams, not threads: what the backward's thread launches meanwhile is captured too.
+    A capture covers streams, not threads, so it also captures what the backward's thread launches meanwhile.
     """
     begins, ends = (
         np.flatnonzero(timeline.of_kind("launch") & _named(timeline, rule)) for rule in (CAPTURE_BEGINS, CAPTURE_ENDS)
@@ -163,7 +163,7 @@ def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
     for thread in np.unique(timeline.stream[begins]):
         begins_ns = timeline.start_ns[begins[timeline.stream[begins] == thread]]
         ends_ns = timeline.end_ns[ends[timeline.stream[ends] == thread]]
-        # Pair each begin with the next end. A capture whose end the trace lacks is ignored.
+        # Pair each begin with the next end; ignore a capture whose end the trace lacks.
         following = np.searchsorted(ends_ns, begins_ns, side="right")
         has_end = following < ends_ns.size
         captures.append(np.stack((begins_ns[has_end], ends_ns[following[has_end]]), axis=1))
@@ -183,23 +183,23 @@ def _named(timeline: Timeline, rule: re.Pattern[str]) -> NDArray[np.bool_]:
 IntervalPart = Literal["trace", "step", "partial"]
 
 CUT = "the trace's file is cut: any of the step's work may be missing"
-"""Why no step is whole in a trace whose file is cut: a launch and its work are written, and so lost, together."""
+"""Why no step is whole in a trace whose file is cut: a launch is written, and so lost, together with its work."""
 
 NOTHING = "nothing ran in it"
-"""Why a step in which nothing is at work is not whole. A loop that ends before its profiler's schedule leaves such a
-step, since each call of step() opens the next."""
+"""Why a step without work is not whole. A loop that ends before its profiler's schedule leaves such a step, since each
+call of step() opens the next."""
 
 
-NO_TIME = "it has no time of its own: all of its work ran while the step before did"
-"""Why a step is not whole that begins on the device when it ends."""
+NO_TIME = "it has no time of its own: all of its work ran during the previous step"
+"""Why a step of no length on the device is not whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInterval:
-    """The whole of a rank's trace, one of its steps, or time outside of steps, in Unix time.
+    """A rank's whole trace, one of its steps, or time outside steps, in Unix time.
 
-    part: `partial` is time that is no complete step. why: the reason for that.
-    name: of a step, as in `step_names`; of time outside of steps, where it lies.
+    part: `partial` is time that is not a complete step. why: the reason for that.
+    name: of a step, as in `step_names`; for time outside steps, its place.
     """
 
     part: IntervalPart
@@ -212,7 +212,7 @@ class StepInterval:
 def step_intervals(timeline: Timeline) -> tuple[StepInterval, ...]:
     """Return the whole trace, from the first start to the last end of work, then its steps and the time outside.
 
-    Empty if nothing is at work. Time outside of steps is listed only where something is at work.
+    Empty if nothing is at work. Time outside steps is listed only if something is at work in it.
     """
     chosen = is_at_work(timeline)
     busy = union(timeline.start_ns[chosen], timeline.end_ns[chosen])
@@ -225,9 +225,9 @@ def step_intervals(timeline: Timeline) -> tuple[StepInterval, ...]:
 
 
 def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
-    """Return each marked step, in order; it is `partial` if it has no work or the trace lacks some of it.
+    """Return each marked step, in order; a step is `partial` if it has no work or the trace lacks some of it.
 
-    Steps are marked on the host: where the device has another clock, there are none on it.
+    Steps are marked on the host; if the device has another clock, it has no steps.
     """
     if timeline.about.clocks_differ:
         return ()
@@ -262,13 +262,13 @@ def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
 
 
 def step_names(timeline: Timeline) -> list[str]:
-    """Return a distinct name for each marked step: its annotation, with its index from 0 if that has no number."""
+    """Return a unique name for each marked step: its annotation, with an index from 0 if that has no number."""
     names = [timeline.names[number] for number in timeline.name[timeline.of_kind("step")].tolist()]
     return [name if "#" in name else f"{name} {number}" for number, name in enumerate(names)]
 
 
 def _when_done(timeline: Timeline, launched: Launches, moments_ns: Times) -> Times:
-    """Return when the device has finished all that was launched before each moment, but no earlier than the moment."""
+    """Return when the device has finished everything launched before each moment, but no earlier than the moment."""
     rows = np.flatnonzero(launched.is_known)
     if not rows.size:
         return moments_ns
@@ -280,7 +280,7 @@ def _when_done(timeline: Timeline, launched: Launches, moments_ns: Times) -> Tim
 
 
 def _begins_within(moments_ns: Times, start_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
-    """Return for each window whether one of the moments, which are sorted, lies in it."""
+    """Return for each window whether any of the sorted moments lies in it."""
     is_begun_within: NDArray[np.bool_] = np.searchsorted(moments_ns, end_ns) > np.searchsorted(moments_ns, start_ns)
     return is_begun_within
 
@@ -288,7 +288,7 @@ def _begins_within(moments_ns: Times, start_ns: Times, end_ns: Times) -> NDArray
 def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
     """Return for each window whether something is at work in it, even a span of no length."""
     chosen = is_at_work(timeline)
-    # Of the spans that begin before the window: when the last of them ends.
+    # When the last of the spans that begin before the window ends.
     begun = np.searchsorted(timeline.start_ns[chosen], start_ns)
     until_ns = np.append(LONG_AGO, np.maximum.accumulate(timeline.end_ns[chosen]))[begun]
     goes_on: NDArray[np.bool_] = (until_ns > start_ns) & (end_ns > start_ns)
@@ -296,7 +296,7 @@ def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> ND
 
 
 def _outside(marked: tuple[StepInterval, ...], busy: Times) -> list[StepInterval]:
-    """Return the time outside of steps in which something is at work, split at each step, even one of no length."""
+    """Return the time outside steps in which something is at work, split at each step, even a step of no length."""
     inside_steps = union_of([np.array([[step.start_ns, step.end_ns] for step in marked], dtype=np.int64)])
     momentary_ns = sorted({step.start_ns for step in marked if step.start_ns == step.end_ns})
     free = [

@@ -1,4 +1,4 @@
-"""Tables that an analysis returns: cells with units, to be written alike to a terminal, JSON or CSV."""
+"""Tables that an analysis returns: cells with units, for a terminal, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 Cell: TypeAlias = str | int | float | None
 Unit = Literal["", "ns", "ratio", "bytes", "bytes/s"]
-"""Times are whole nanoseconds; "" is a name, a count, or a number such as that of a rank."""
+"""Times are whole nanoseconds; "" stands for a name, a count, or the number of a rank and the like."""
 
 UNIT_OF_ENDING: Mapping[str, Unit] = {
     "_bytes_per_second": "bytes/s",
@@ -21,7 +21,7 @@ UNIT_OF_ENDING: Mapping[str, Unit] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. name: in snake_case, without its unit."""
+    """A column. name: in snake_case, without its unit."""
 
     name: str
     unit: Unit = ""
@@ -29,7 +29,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells, one cell per column; None is an unknown value, and a note says why.
+    """Rows of cells, one cell per column; None is an unknown value, which a note explains.
 
     name: in snake_case, unique among the tables of an analysis. title: a sentence for people.
     """
@@ -44,8 +44,8 @@ class Table:
 def table_of(name: str, title: str, fields: str, rows: Iterable[object], *notes: str) -> Table:
     """Return the rows as a table.
 
-    fields: the columns, as names of fields that end with their unit: "rank wait_ns" are the columns `rank`, and `wait`
-    in nanoseconds. rows: structs that have these fields, or tuples of cells in this order.
+    fields: the columns, as names of fields that end in their unit: "rank wait_ns" defines the columns `rank`, and
+    `wait` in nanoseconds. rows: structs with these fields, or tuples of cells in this order.
     """
     names = fields.split()
     columns = []

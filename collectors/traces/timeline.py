@@ -1,4 +1,4 @@
-"""Timeline: what ran when on one rank, as numpy columns that can be saved and read without the trace.
+"""Timeline: the spans of a rank's trace as numpy columns, which can be saved and then read without the trace.
 
 Times are integer nanoseconds of Unix time.
 """
@@ -20,12 +20,12 @@ from collectors.traces.intervals import Times, intersection, length_ns, union
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocations:
-    """Allocations and frees of memory while the rank was traced: one row each, by time.
+    """Allocations and frees of memory in a rank's trace: one row each, by time.
 
     time_ns: Unix time. address: of the block. change_bytes: positive if allocated, negative if freed.
-    allocated_bytes: the allocator's total after the change; -1 where the trace does not say.
+    allocated_bytes: the allocator's total after the change; -1 if the trace does not have it.
     device: the GPU's index; -1 for the host's memory.
-    thread: the host thread that made the change, numbered like a Timeline's streams; -1 where the trace does not say.
+    thread: the host thread that made the change, numbered like a Timeline's streams; -1 if the trace does not name it.
     """
 
     time_ns: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Allocations:
     thread: NDArray[np.int64]
 
     def at(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Allocations:
-        """Return the chosen rows, in the order in which they are named."""
+        """Return the chosen rows, in the given order."""
         return Allocations(**{name: getattr(self, name)[rows] for name in ALLOCATION_COLUMNS})
 
 
@@ -53,13 +53,13 @@ NO_ALLOCATIONS = Allocations(
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trace records about a collective; equal calls share a Call.
+    """A trace's description of a collective; equal calls share a Call.
 
-    None or empty: the trace does not say.
-    collective: one name for each collective, whatever the trace calls it, such as all_reduce.
+    Fields that the trace does not have are None or empty.
+    collective: a uniform name, for example all_reduce, whatever name the trace uses.
     group: the name of the process group, equal on all of its ranks. ranks: its ranks. group_size: their number, which
-    a trace may tell without the ranks.
-    dtype: of the elements, in torch's short names, such as bfloat16.
+    a trace may have without the ranks.
+    dtype: of the elements, by torch's short name, for example bfloat16.
     given_elements, filled_elements: elements of this rank's input and output.
     peer: the other rank of a message.
     """
@@ -79,27 +79,27 @@ KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 """host: operators and annotations. launch: driver calls. wait: a stream, or the host, waits for another stream."""
 
 ABSENT = -1
-"""The value in a column where a span has none; it is never a real value."""
+"""Marks a missing value in a column; it is never a real value."""
 
 STREAM_BITS = 32
-"""Bits of a stream's number; where a trace has several devices, the device's number stands above them."""
+"""Bits of a stream's number; if a trace has several devices, the bits above are the device's number."""
 
 MOST_DEVICES = 1 << 10
-"""A number whose upper bits give no device below this limit is a thread's: some systems number threads by addresses."""
+"""Upper bits from this value on belong to a thread, not a device: some systems number threads by addresses."""
 
 T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a trace records about its rank; None or empty where it records nothing.
+    """A trace's information on its rank; fields that it does not have are None or empty.
 
     groups: the ranks of each process group, by its name.
     left_out: parts of the trace that could not be used, one line each.
-    is_cut: the file ends before its list of events does. Events are in no order of time: any may be missing.
-    untimed: correlations of launches and of work on the device whose times are not known.
-    clocks_differ: times of the host and of the device cannot be compared.
-    decided_by: by name of a kernel or copy that communicates, the rule that decided it.
+    is_cut: the file ends before its list of events does. Events are in no order of time, so any may be missing.
+    untimed: correlations of launches and device work with unknown times.
+    clocks_differ: times of the host and the device are not comparable.
+    decided_by: for each name of a kernel or copy that communicates, the rule that classified it.
     """
 
     world_size: int | None = None
@@ -115,14 +115,14 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All spans of one rank, sorted by start; if two start together, the longer comes first.
+    """All spans of a rank, sorted by start; if two start together, the longer comes first.
 
-    names, calls, shapes: the distinct ones. name, call, shape: of each span, an index into these; kind: into `KINDS`.
-    start_ns, end_ns: Unix time. stream: of the device, or a thread of the host; where a trace has several devices, the
-    device's number stands above a stream's 32 bits. correlation: shared by a launch and what it put on the device.
-    call, sequence: of communication only; the sequence is its number in its process group. shape: of an operator only:
-    the sizes of its inputs as the trace writes them. `ABSENT` in a column where a span has none.
-    is_device: whether the spans of computation, communication and copies are a device's, not the host's.
+    names, calls, shapes: distinct values. name, call, shape: for each span an index into these; kind: into `KINDS`.
+    start_ns, end_ns: Unix time. stream: of the device, or a thread of the host; if a trace has several devices, the
+    bits above a stream's 32 are the device's number. correlation: shared by a launch and its work on the device.
+    call, sequence: of communication only; the sequence is its number in its process group. shape: of an operator only,
+    the sizes of its inputs as the trace writes them. Missing values are `ABSENT`.
+    is_device: whether computation, communication and copies ran on a device, not on the host.
     """
 
     rank: int
@@ -143,7 +143,7 @@ class Timeline:
     about: About = field(default_factory=About)
 
     def of_kind(self, kind: SpanKind) -> NDArray[np.bool_]:
-        """Return for each span whether it has this kind."""
+        """Return for each span whether it is of this kind."""
         chosen: NDArray[np.bool_] = self.kind == KINDS.index(kind)
         return chosen
 
@@ -166,7 +166,7 @@ class Timeline:
         return [(int(start), int(end)) for start, end in zip(self.start_ns[chosen], self.end_ns[chosen], strict=True)]
 
     def moved(self, offset_ns: int) -> Timeline:
-        """Return the Timeline with all times later by the offset."""
+        """Return the Timeline with all times shifted by the offset."""
         return replace(
             self,
             start_ns=self.start_ns + offset_ns,
@@ -181,11 +181,11 @@ def stream_name(stream: int) -> int | str:
     return f"{number} of GPU {device}" if 0 < device < MOST_DEVICES else stream
 
 
-# Numbering: a column of repeated values becomes the distinct values and indices into them.
+# Numbering: replaces a column of repeated values by its distinct values and indices into them.
 
 
 class _Numbers(dict[T, int]):
-    """Numbers the distinct keys in the order in which they are first looked up."""
+    """Numbers distinct keys in the order in which they are first looked up."""
 
     def __missing__(self, key: T) -> int:
         self[key] = number = len(self)
@@ -193,14 +193,14 @@ class _Numbers(dict[T, int]):
 
 
 def numbered(things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
-    """Return the distinct things in order of first appearance, and for each thing its index in these."""
+    """Return the distinct things in order of first appearance, and each thing's index among them."""
     numbers = _Numbers[T]()
     number = np.fromiter(map(numbers.__getitem__, things), dtype=np.int32, count=len(things))
     return tuple(numbers), number
 
 
 def numbered_except(nothing: T, things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
-    """Do as `numbered`, but leave out things equal to `nothing`, which get the number `ABSENT`."""
+    """Like `numbered`, but leave out things equal to `nothing`, which get the number `ABSENT`."""
     distinct, number = numbered(things)
     if nothing not in distinct:
         return distinct, number
@@ -221,7 +221,7 @@ OF_VERSION_1 = ("name", "kind", "start_ns", "end_ns", "stream")
 
 
 def save(timeline: Timeline, path: Path) -> None:
-    """Write the Timeline into one file."""
+    """Write the Timeline to a file."""
     columns = {name: getattr(timeline, name) for name in COLUMNS}
     columns |= {f"allocations_{name}": getattr(timeline.allocations, name) for name in ALLOCATION_COLUMNS}
     with drafted(path) as file:
@@ -239,12 +239,12 @@ def save(timeline: Timeline, path: Path) -> None:
 
 
 def load(path: Path) -> Timeline:
-    """Return the Timeline from a file that `save` wrote; older versions are read too.
+    """Return the Timeline from a file that `save` wrote, also in an older version.
 
     Raises:
         ValueError: a newer version wrote it.
     """
-    # Opened here, since numpy leaves a file open that is not an archive.
+    # Open the file here, since numpy does not close a file that is not an archive.
     with open_to_read(path) as opened, np.load(opened, allow_pickle=False) as file:
         version = int(file["schema_version"])
         if version > SCHEMA_VERSION:

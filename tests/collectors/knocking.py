@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from collectors.prometheus.http_server import KEPT_S, MOST_CLIENTS, SLOW_S, Server, ServerConfig
+from collectors.prometheus.http_server import IDLE_S, MOST_CLIENTS, SLOW_S, Server, ServerConfig
 
 
 class Notices(list[str]):
@@ -39,7 +39,7 @@ def serving(
     config: ServerConfig | Callable[[], ServerConfig] | None = None,
     *,
     slow_s: float = SLOW_S,
-    kept_s: float = KEPT_S,
+    idle_s: float = IDLE_S,
     most_clients: int = MOST_CLIENTS,
 ) -> Iterator[tuple[Server, Notices]]:
     """A server on a free port, and what it says."""
@@ -52,7 +52,7 @@ def serving(
         config=(lambda: given) if isinstance(given, ServerConfig) else given,
         on_notice=notices,
         slow_s=slow_s,
-        kept_s=kept_s,
+        idle_s=idle_s,
         most_clients=most_clients,
     )
     try:

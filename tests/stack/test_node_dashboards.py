@@ -140,7 +140,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Watched]:
     clock, node = FakeClock(), FakeHost()
-    gpus = NvmlCollector(RecordedNvml(load(EIGHT_GPUS), clock_s=clock.seconds).nvml, per_link=True, tells_costs=True)
+    gpus = NvmlCollector(RecordedNvml(load(EIGHT_GPUS), clock_s=clock.seconds).nvml, per_link=True, reads_costs=True)
     clock.ahead_s += HOT_S
     notices: list[str] = []
     with (

@@ -1,7 +1,7 @@
-"""How the time that ranks spend in collectives divides into waiting for the last rank and transferring.
+"""Divides the time that ranks spend in collectives into waiting for the last rank and transfer.
 
 wait: from a rank's own arrival to the last rank's. transfer: from the last arrival to the rank's own end.
-Each rank's first collective is left out of the figures, since others wait in it for the rank's profiler to start.
+Each rank's first collective is left out of the figures, since the others wait in it for the rank's profiler to start.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collectors.traces.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFigures:
-    """Figures of all collectives of one kind, group and size.
+    """Figures of all collectives of a kind, group and size.
 
-    wait_ns, transfer_ns: the median over the collectives of the mean over ranks, since one of two ranks never waits.
-    waiting_ratio: sum of waits over the sum of waits and transfers.
+    wait_ns, transfer_ns: the median over collectives of the mean over ranks, since one of two ranks never waits.
+    waiting_ratio: sum of waits, divided by the sum of waits and transfers.
     bandwidths: medians over the collectives for which they are known.
     """
 
@@ -42,7 +42,7 @@ class CollectiveFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWaits:
-    """The total time that one rank spent in collectives of one kind."""
+    """The total time that a rank spent in collectives of a kind."""
 
     rank: int
     collective: str
@@ -53,12 +53,12 @@ class RankWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """All collectives of several ranks, on one clock.
+    """All collectives of several ranks, on a common clock.
 
-    times: all collectives, each rank's first included, sorted by last arrival.
+    times: all collectives, including each rank's first, sorted by last arrival.
     figures, ranks, waiting_ratio: without each rank's first.
-    waiting_ratio: the share of the time in collectives, summed over ranks, that was waiting; None without any time.
-    waiting_ratio_with_first: the same, each rank's first included.
+    waiting_ratio: the share of waiting in the time in collectives, summed over ranks; None if there is no such time.
+    waiting_ratio_with_first: the same, including each rank's first.
     """
 
     matching: Matching
@@ -73,7 +73,7 @@ class Collectives:
     def tables(self) -> tuple[Table, ...]:
         """Return the shares, figures by kind, group and size, sums by rank, and the matching and clocks behind them.
 
-        The notes of the latter are in `notes`.
+        The notes on matching and clocks are in `notes`.
         """
         return (
             table_of(
@@ -104,10 +104,10 @@ class Collectives:
 
 
 def collectives(timelines: Sequence[Timeline]) -> Collectives:
-    """Return the collectives of these ranks, on one clock.
+    """Return the collectives of these ranks, on a common clock.
 
     Raises:
-        ValueError: two Timelines belong to one rank.
+        ValueError: two Timelines belong to the same rank.
     """
     matching = match(timelines)
     alignment = align(timelines, matching)
@@ -151,7 +151,7 @@ def _figures(times: Iterable[CollectiveTime]) -> tuple[CollectiveFigures, ...]:
 
 
 def _waits_by_rank(times: Iterable[CollectiveTime]) -> tuple[RankWaits, ...]:
-    """Return the sums of each rank and kind, sorted by rank."""
+    """Return the sums by rank and kind, sorted by rank."""
     waits: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for time in times:
         for rank, wait_ns, transfer_ns in zip(time.matched.ranks, time.wait_ns, time.transfer_ns, strict=True):
@@ -169,7 +169,7 @@ def _waits_by_rank(times: Iterable[CollectiveTime]) -> tuple[RankWaits, ...]:
 
 
 def _waiting_ratio(times: Sequence[CollectiveTime]) -> float | None:
-    """Return the share of the time in these collectives, summed over ranks, that was waiting; None if there is none."""
+    """Return the share of waiting in the time in these collectives, summed over ranks; None if there is no time."""
     wait_ns = sum(sum(time.wait_ns) for time in times)
     transfer_ns = sum(sum(time.transfer_ns) for time in times)
     return wait_ns / (wait_ns + transfer_ns) if wait_ns + transfer_ns else None
@@ -220,6 +220,6 @@ def _why_absent(figures: Sequence[CollectiveFigures]) -> Iterator[str]:
         yield "size and bandwidths are absent where the traces lack the number of elements or their dtype"
     if rooted := sorted({figure.collective for figure in figures} & ROOTED):
         yield (
-            f"bandwidths of {', '.join(rooted)} are absent: data of a rooted collective moves before the last rank has"
-            " come, from when on it would be counted"
+            f"bandwidths of {', '.join(rooted)} are absent: data of a rooted collective moves before the last rank"
+            " arrives, and would be timed only from then on"
         )

@@ -1,11 +1,11 @@
 """The critical path of each step across its ranks, and what a step would cost if a kind of work were free.
 
-The path is the chain of kernels, launches, operators and collectives that made the step end when it did. It is found
-from the step's end backwards, always along the dependency that finished last; its parts add up to the step exactly. A
-collective begins to transfer when its last rank arrives, so the path goes from a rank that waits to the one waited for.
+The path is the chain of kernels, launches, operators and collectives that made the step end when it did. We follow it
+backwards from the step's end, always along the dependency that finished last; its parts add up to the step exactly. A
+collective's transfer begins when its last rank arrives, so the path goes from a waiting rank to the rank waited for.
 
 Not covered: waits for a rank without a trace, or whose clock cannot be aligned; they count as communication.
-Source: Kelley and Walker 1959 (the path); Zhu et al. 2020, Daydream (what a change of one kind of work would do).
+Source: Kelley and Walker 1959 (the path); Zhu et al. 2020, Daydream (the effect of changing a kind of work).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from collectors.traces.timeline import ABSENT, Timeline, stream_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathPart:
-    """One stretch of the path: what a rank did, or a delay before it went on.
+    """A part of the path: a rank's work, or a delay before it continued.
 
     name: of the span or the delay. stream: the stream or thread of the span; None for a delay.
     """
@@ -55,11 +55,11 @@ class PathPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPath:
-    """The path of one step, or of the whole trace where no step is marked.
+    """The path of a step, or of the whole trace if no step is marked.
 
-    parts: in order, from the step's start to its end, without a gap.
+    parts: in order, from the step's start to its end, without gaps.
     free_ns: by kind, the step's time if all work of that kind, in all steps, took no time and nothing else changed; at
-    most what it took.
+    most the actual time.
     """
 
     step: str
@@ -73,11 +73,11 @@ class StepPath:
         return self.end_ns - self.start_ns
 
     def spent_ns(self, kind: PathKind) -> int:
-        """The part of the step in which the path is work of this kind."""
+        """The time that the path spends in work of this kind."""
         return sum(part.lasting_ns for part in self.parts if part.kind == kind)
 
 
-# The critical path as tables: by kind of work, by rank, by name, and part by part of one step.
+# Tables of the critical path: by kind of work, by rank, by name, and part by part for one step.
 
 ALL_STEPS = "all steps"
 
@@ -101,12 +101,12 @@ def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
         ),
         table_of(
             "if_free",
-            "Least time of each step if one kind of work took no time",
+            "Minimum time of each step if a kind of work took no time",
             "step free time_then_ns saved_ns saved_share_ratio",
             _if_free(steps),
-            "a bound: work of that kind is free in all steps and on all ranks; what waits for what, all other work and"
-            " all delays are as they were. A step that only begins earlier, since what comes before it ends earlier,"
-            " saves nothing",
+            "a bound: work of that kind is free in all steps and on all ranks; dependencies, all other work and all"
+            " delays are unchanged. A step that only begins earlier because the work before it ends earlier saves"
+            " nothing",
         ),
         table_of(
             "ranks",
@@ -128,7 +128,7 @@ def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
 
 
 def _if_free(steps: Sequence[StepPath]) -> Iterator[tuple[Cell, ...]]:
-    """Yield the cost of all steps together if each kind were free, then that of each step where there are several."""
+    """Yield the time of all steps together if each kind were free, then of each step if there are several."""
     kinds = steps[0].free_ns if steps else ()
     total_ns = sum(step.step_ns for step in steps)
     costs = [(ALL_STEPS, kind, total_ns, sum(step.free_ns[kind] for step in steps)) for kind in kinds]
@@ -139,7 +139,7 @@ def _if_free(steps: Sequence[StepPath]) -> Iterator[tuple[Cell, ...]]:
 
 
 def _path_of_median_step(steps: Sequence[StepPath]) -> Table:
-    """Return the parts of the step of median length, longest first; of two middle steps the shorter is taken."""
+    """Return the parts of the step of median length, longest first; of two middle steps, the shorter counts."""
     rows, notes = [], []
     for step in sorted(steps, key=lambda step: step.step_ns)[(len(steps) - 1) // 2 :][:1]:
         notes = [f"of {step.step}, the step of median length; a delay has no stream or thread"]
@@ -175,11 +175,11 @@ DELAYS: dict[Dependency, str] = {
 
 ON_THE_DEVICE: frozenset[Dependency] = frozenset({"stream order", "launch", "stream wait"})
 MEANWHILE = ", while another stream computed"
-"""Suffix of a delay in which the device computed: it may have had no room."""
+"""Suffix of a delay during which the device computed, so that it may have had no room."""
 
 
 class PathWalk:
-    """Walks backwards in one graph."""
+    """Walks backwards through a graph."""
 
     def __init__(self, graph: Graph, timelines: Sequence[Timeline], ranks: Sequence[RankNodes]) -> None:
         self._graph, self._timelines, self._ranks = graph, timelines, ranks
@@ -190,14 +190,14 @@ class PathWalk:
         self._is_step = [np.append(timeline.of_kind("step"), True) for timeline in timelines]
 
     def back(self, node: int, start_ns: int) -> tuple[PathPart, ...]:
-        """Return the parts from a time to the node, in order and without a gap."""
+        """Return the parts from a time to the node, in order and without gaps."""
         parts: list[PathPart] = []
         for part in self._parts(node, start_ns):
             if part.end_ns <= max(part.start_ns, start_ns):
                 continue
             if part.start_ns < start_ns:
                 part = replace(part, start_ns=start_ns)
-            # Neighbours that differ in nothing but their times become one part.
+            # Merge adjacent parts that differ only in their times.
             if parts and replace(part, end_ns=parts[-1].end_ns) == replace(parts[-1], start_ns=part.start_ns):
                 parts[-1] = replace(parts[-1], start_ns=part.start_ns)
             else:
@@ -207,8 +207,8 @@ class PathWalk:
     def _parts(self, node: int, start_ns: int) -> Iterator[PathPart]:
         """Yield the parts backwards, until one reaches the time.
 
-        Example: a span starts at 40; its launch was done at 10, and the span before it on its stream at 38. The walk
-        goes to the latter's end, which finished last, and the 2 in between are a gap on the stream.
+        Example: a span starts at 40; its launch was done at 10, and the previous span on its stream at 38. The walk
+        goes to the end of that span, which finished last, and the 2 in between are a gap on the stream.
         """
         graph = self._graph
         while (time_ns := int(graph.time_ns[node])) > start_ns:
@@ -222,7 +222,7 @@ class PathWalk:
             yield from self._along(edge, trace, int(graph.time_ns[node]), time_ns)
 
     def _along(self, edge: int, trace: int, from_ns: int, to_ns: int) -> Iterator[PathPart]:
-        """Yield what lies between the two nodes of an edge, backwards: a thread's time, a delay, or a span."""
+        """Yield the parts between the two nodes of an edge, backwards: a thread's time, a delay, or a span."""
         graph = self._graph
         done_ns, delay = int(self._done_ns[edge]), DELAYS[DEPENDENCIES[graph.dependency[edge]]]
         row, thread = int(graph.row[edge]), int(graph.thread[edge])
@@ -233,7 +233,7 @@ class PathWalk:
         elif thread != ABSENT and done_ns > from_ns:
             yield from self._on_thread(trace, thread, from_ns, to_ns)
         else:
-            # A delay, divided by whether the device computed meanwhile.
+            # A delay, split by whether the device computed meanwhile.
             is_on_device = DEPENDENCIES[graph.dependency[edge]] in ON_THE_DEVICE
             busy = clip(self._computing[trace], from_ns, to_ns) if is_on_device else NEVER
             for busy_from_ns, busy_to_ns in reversed(busy.tolist()):
@@ -274,14 +274,14 @@ WHOLE_TRACE = "whole trace"
 class CriticalPath:
     """The paths of all steps, on the ranks' common clock.
 
-    notes: what was assumed, and what was left out.
+    notes: assumptions, and what was left out.
     """
 
     steps: tuple[StepPath, ...]
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the steps by kind of work, their cost without it, the ranks, the names, and one step's path."""
+        """Return tables of steps by kind of work, steps without each kind, ranks, names, and the path of one step."""
         return path_tables(self.steps)
 
 
@@ -289,7 +289,7 @@ def critical_path(timelines: Sequence[Timeline]) -> CriticalPath:
     """Return the critical path of these ranks' steps.
 
     Raises:
-        ValueError: two Timelines are of one rank.
+        ValueError: two Timelines belong to the same rank.
     """
     matching = match(timelines)
     return path_of(align(timelines, matching), matching)
@@ -298,7 +298,7 @@ def critical_path(timelines: Sequence[Timeline]) -> CriticalPath:
 def path_of(alignment: Alignment, matching: Matching) -> CriticalPath:
     """Return the critical path of ranks whose collectives are matched and whose clocks are aligned.
 
-    Where not all clocks could be compared, it is that of the largest set of ranks with one clock.
+    If not all clocks could be compared, it covers the largest set of ranks with comparable clocks.
     """
     present = [timeline.rank for timeline in alignment.timelines if timeline.kind.size]
     if not present:
@@ -350,10 +350,10 @@ def _paths(joined: JoinedGraph, ranks: Sequence[Timeline], names: Sequence[str])
 
 
 def _bounds_ns(joined: JoinedGraph, came_ns: Times) -> Times:
-    """Return (steps, 2) the start and end of each step if nodes come at these times; of everything if none is marked.
+    """Return the start and end of each step (steps, 2) for these times of nodes; of everything if no step is marked.
 
-    Both move when work is free: even the first step begins only when work launched before it is done. Everything begins
-    with a node that has no dependencies, and so keeps its time.
+    Both shift if work is free: even the first step begins only when work launched before it is done. Everything begins
+    with a node that has no dependencies and so keeps its time.
     """
     if joined.marks[0].size:
         return bounds_ns(joined.graph, came_ns, joined.marks)
@@ -361,37 +361,37 @@ def _bounds_ns(joined: JoinedGraph, came_ns: Times) -> Times:
 
 
 def _of_moved(alignment: Alignment) -> list[str]:
-    """Return a note on how well the aligned clocks agree, if any was moved."""
+    """Return a note on how well the aligned clocks agree, if any was shifted."""
     if not any(alignment.offset_ns.values()):
         return []
     if alignment.residual_ns is None:
-        return ["the ranks' clocks were moved onto one by a single collective: how well they agree is not known"]
+        return ["the ranks' clocks were aligned by a single collective: how well they agree is unknown"]
     return [
-        f"the ranks' clocks, moved onto one, agree within {alignment.residual_ns / 1e3:g} us: so far the ends of one"
-        " collective lie apart in the median"
+        f"the ranks' clocks, after alignment, agree within {alignment.residual_ns / 1e3:g} us, the median difference"
+        " between a collective's ends"
     ]
 
 
 def _of_matching(matching: Matching, ranks: int) -> list[str]:
-    """Return notes on what could not be matched, so that waiting for others counts as communication."""
+    """Return notes on unmatched collectives, in which waiting for others counts as communication."""
     notes = list(matching.notes)
     if ranks == 1 and matching.unmatched:
-        return [*notes, "one rank alone: what its communication waited for is not known, and counts as communication"]
+        return [*notes, "a single rank: its waits for other ranks are unknown and count as communication"]
     reasons = Counter(spans.reason for spans in matching.unmatched)
     notes += [
-        f"{count} spans of communication were not matched, and count whole: {reason}"
+        f"{count} spans of communication were not matched, and count in full: {reason}"
         for reason, count in reasons.items()
     ]
     missing = sorted({rank for collective in matching.matched for rank in collective.missing})
     if missing:
-        notes.append(f"no trace of rank {listed(missing)}: what others waited for there counts as communication")
+        notes.append(f"no trace of rank {listed(missing)}: waits for it count as communication")
     if any(collective.missing_count > len(collective.missing) for collective in matching.matched):
         notes.append(
-            "process groups have more ranks than traces are here: what was waited for there counts as communication"
+            "process groups have more ranks than there are traces: waits for the other ranks count as communication"
         )
     if any(collective.collective in ROOTED for collective in matching.matched):
         notes.append(
-            "ranks of a rooted collective need not wait for all others: the path goes through the last to come"
-            " wherever a rank left after that, as if it had to wait"
+            "ranks of a rooted collective need not wait for all others: the path goes through the last rank to arrive"
+            " if a rank left after that, as if it had to wait"
         )
     return notes

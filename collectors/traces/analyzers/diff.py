@@ -1,6 +1,6 @@
-"""The parts of a change in step time, from the traces of one run to the traces of another.
+"""The parts of a change in step time, between the traces of two runs.
 
-Each division (by part, kernel, cause ...) adds up on both sides to what it divides, and so to its change, to the
+Each division (by part, kernel, cause ...) adds up on both sides to the divided time, and so to its change, to the
 nanosecond.
 """
 
@@ -17,18 +17,18 @@ from collectors.traces.steps import StepInterval, step_intervals
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import Timeline
 
-# The change of one item of a step, and its effects: count, duration and hiding.
+# The change of an item of a step, and its effects: count, duration and hiding.
 
 Presence = Literal["both", "new", "gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemChange:
-    """The change of one item, per step.
+    """The change of an item, per step.
 
-    before, after: None where it did not occur; their exposed times are whole nanoseconds.
+    before, after: None if it did not occur; exposed times are whole nanoseconds.
     Three effects add up to the change of its exposed time: how often it ran (count), how long each run took (duration),
-    and how much of that was hidden behind parts that have precedence (hiding).
+    and how much of it was hidden behind parts with precedence (hiding).
     """
 
     item: Item
@@ -37,7 +37,7 @@ class ItemChange:
 
     @property
     def seen(self) -> Presence:
-        """Where it occurred: on both sides, only after ("new") or only before ("gone")."""
+        """The sides on which it occurred: both, only after ("new") or only before ("gone")."""
         if self.before is None:
             return "new"
         return "gone" if self.after is None else "both"
@@ -59,10 +59,10 @@ class ItemChange:
 
     @property
     def count_effect_ns(self) -> int:
-        """The cost of running more or less often, at the mean of both durations; all the work of a new or gone item.
+        """The cost of running more or less often, at the mean of both durations; all work of a new or gone item.
 
-        Example: 10 runs of 2 us became 12 of 3 us, so 20 us of work became 36. Count effect: 2 x 2.5 = 5 us; duration
-        effect: 1 x 11 = 11 us.
+        Example: 10 runs of 2 us became 12 runs of 3 us, so 20 us of work became 36 us. Count effect: 2 x 2.5 = 5 us;
+        duration effect: 1 x 11 = 11 us.
         """
         before, other = _work_and_count(self.before), _work_and_count(self.after)
         if not (before[1] and other[1]):
@@ -76,7 +76,7 @@ class ItemChange:
 
     @property
     def hiding_effect_ns(self) -> int:
-        """The cost of being hidden less or more."""
+        """The cost of being hidden less."""
         return self.change_ns - self.count_effect_ns - self.duration_effect_ns
 
 
@@ -94,8 +94,8 @@ def _work_and_count(amount: ItemTime | None) -> tuple[Fraction, Fraction]:
 class MeanStep:
     """The mean step of a run: over the steps of each rank, then over ranks, all with equal weight.
 
-    ranks: of which it is the mean. steps: how many, over all ranks.
-    amounts: by item; their exposed times are whole nanoseconds and add up to step_ns.
+    ranks: the averaged ranks. steps: number of steps, over all ranks.
+    amounts: by item; exposed times are whole nanoseconds and add up to step_ns.
     """
 
     ranks: tuple[int, ...]
@@ -105,7 +105,7 @@ class MeanStep:
 
 
 def mean_step(ranks: Sequence[tuple[Timeline, Sequence[StepInterval]]]) -> MeanStep:
-    """Return the mean over the step intervals of each timeline, which has at least one."""
+    """Return the mean over the step intervals of each timeline; each must have at least one."""
     amounts: dict[Item, ItemTime] = {}
     for timeline, steps in ranks:
         share = Fraction(1, len(ranks) * len(steps))
@@ -123,15 +123,15 @@ def mean_step(ranks: Sequence[tuple[Timeline, Sequence[StepInterval]]]) -> MeanS
 def _in_whole_ns(amounts: Mapping[Item, ItemTime]) -> dict[Item, ItemTime]:
     """Return the amounts with exposed times in whole nanoseconds, each off by less than 1 ns.
 
-    They add up to the rounded total, since the running sum over the sorted items is what is rounded: 0.4, 0.4 and 0.4
-    have the running sums 0.4, 0.8 and 1.2, rounded 0, 1 and 1, and become 0, 1 and 0.
+    They add up to the rounded total, since we round the running sum over the sorted items: 0.4, 0.4 and 0.4 have the
+    running sums 0.4, 0.8 and 1.2, rounded 0, 1 and 1, and become 0, 1 and 0.
     """
     rounded = {}
-    exact_ns, given_ns = Fraction(0), 0
+    exact_ns, assigned_ns = Fraction(0), 0
     for item in sorted(amounts):
         exact_ns += amounts[item].exposed_ns
-        own_ns = floor(exact_ns + Fraction(1, 2)) - given_ns
-        given_ns += own_ns
+        own_ns = floor(exact_ns + Fraction(1, 2)) - assigned_ns
+        assigned_ns += own_ns
         rounded[item] = replace(amounts[item], exposed_ns=own_ns)
     return rounded
 
@@ -150,9 +150,9 @@ class StepDifference:
     """A mean step before and after, and the divisions of its change, each with the largest share first.
 
     parts: of the whole step. kernels, shapes: of all but idle time, by kernel, and by operator and input sizes.
-    causes, idle: of idle time, by cause, and by cause and what ran next.
-    collectives: of exposed communication, by collective and the elements that a rank gave.
-    notes: what was compared with what, and what was left out.
+    causes, idle: of idle time, by cause, and by cause and the work that followed.
+    collectives: of exposed communication, by collective and a rank's input elements.
+    notes: what was compared, and what was left out.
     """
 
     before: MeanStep
@@ -171,7 +171,7 @@ class StepDifference:
         return self.after.step_ns - self.before.step_ns
 
     def share(self, change: ItemChange) -> float | None:
-        """Return a change's share of the step's change, below 0 if opposite to it; None if the step did not change."""
+        """Return a change's share of the step's change, negative if opposite; None if the step did not change."""
         return change.change_ns / self.change_ns if self.change_ns else None
 
     def tables(self) -> tuple[Table, ...]:
@@ -191,7 +191,7 @@ class StepDifference:
                 "part name count_before count_after mean_before_ns mean_after_ns"
                 " change_ns count_ns duration_ns hiding_ns",
                 map(_effects, self.kernels),
-                "mean: of one run, without what others of its stream did inside of it",
+                "mean: of one run, without other spans of its stream inside it",
             ),
             self._table("causes", "Idle time, by cause", self.causes, "cause"),
             self._table("idle", "Idle time, by cause and what ran next", self.idle, "cause name"),
@@ -226,9 +226,9 @@ class StepDifference:
 
 
 def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> StepDifference:
-    """Return what changed between the mean steps of both sides, over all whole steps of all ranks.
+    """Return the change between the mean steps of both sides, over all whole steps of all ranks.
 
-    If any rank of a side has no whole step, the whole traces of all ranks of both sides are compared instead.
+    If any rank has no whole step, the whole traces of all ranks on both sides are compared instead.
 
     Raises:
         NothingToCompare: nothing ran in any trace of a side.
@@ -247,7 +247,7 @@ def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> StepDif
     ]
     if len({timeline.is_device for ranks in sides for timeline, _ in ranks}) > 1:
         notes.append("some traces have a device and some only a host: kernels are not comparable with operators")
-    notes.append("share: of the change in step time; below 0 is against it")
+    notes.append("share: of the change in step time; negative if opposite to it")
     return StepDifference(
         before=mean_before,
         after=mean_after,
@@ -275,7 +275,7 @@ def _at_work(timelines: Sequence[Timeline], side: str, notes: list[str]) -> Rank
 
 
 def _have_steps(sides: Sequence[RanksWithIntervals], notes: list[str]) -> bool:
-    """Return whether every rank of both sides has a whole step, and note which have none."""
+    """Return whether every rank on both sides has a whole step; add a note on those without."""
     lacking = [
         f"rank {timeline.rank} {side}"
         for side, ranks in zip(("before", "after"), sides, strict=True)

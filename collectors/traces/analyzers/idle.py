@@ -3,13 +3,14 @@
 A gap ends when the next work starts. Its causes, by who was late:
 
 - The host, until it launched that work: its thread loaded data (`data_loading`), waited in a call of the driver
-  (`synchronisation`), or did anything else (`host_bound`).
-- The device, after that. Work is ready once its launch has returned and what ran before it on its stream has ended. If
-  it starts at most `LAUNCH_GAP_NS` later, the gap is what a launch takes (`launch_gap`). If not, something held it: a
-  collective, if one on another stream ended just as the gap began (`collective`); else the reason is unknown (`other`).
+  (`synchronisation`), or did something else (`host_bound`).
+- The device, after that. Work is ready when its launch has returned and the previous work on its stream has ended. If
+  it starts at most `LAUNCH_GAP_NS` later, the gap is the usual time of a launch (`launch_gap`). Otherwise something
+  held it: a collective, if one on another stream ended just as the gap began (`collective`), or an unknown reason
+  (`other`).
 
-A device that waits inside a communication kernel is not idle; that wait counts as communication. What gloo runs beside
-a device is work of the host, which nothing launches: a gap before it is the host's to its end.
+A device that waits inside a communication kernel is not idle; that wait counts as communication. Alongside a device,
+gloo runs on the host, and nothing launches its work: the host is to blame for a whole gap before it.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ IdleCause = Literal["host_bound", "data_loading", "synchronisation", "launch_gap
 CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 
 LAUNCH_GAP_NS = 10_000
-"""What a launch may take. In traces of V100, A100 and MI300X 99 % of the work that nothing holds starts within 4 us of
-the return of its launch, and within 10 us of the end of what ran before it on its stream."""
+"""Maximum usual time of a launch. In traces of V100, A100 and MI300X, 99 % of the work that nothing holds starts within
+4 us of the return of its launch, and within 10 us of the end of the previous work on its stream."""
 
 SYNCHRONISATION = re.compile(r"Synchronize|^(cuda|hip)Memcpy(WithStream)?$")
-"""Driver calls of CUDA and HIP that return only when the device has done what they wait for."""
+"""Driver calls of CUDA and HIP that return only when the device has finished the work they wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleCauses:
-    """The gaps of one rank by cause.
+    """The gaps of a rank by cause.
 
-    by_cause: disjoint parts of the gaps, which together are all of them; None where the trace cannot tell.
-    unknown: how many gaps end with work whose launch the trace does not hold; they are in `other`.
+    by_cause: disjoint parts that together make up all gaps; None if the trace cannot show the cause.
+    unknown: number of gaps that end with work whose launch the trace lacks; they are in `other`.
     """
 
     gaps: Times
@@ -55,8 +56,8 @@ class IdleCauses:
 def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
     """Return the gaps within a window of a rank's trace, by cause.
 
-    In a trace without a device only data loading is distinguished: nothing is launched ahead there. Where
-    the device's clock differs from the host's, no cause is reported.
+    In a trace without a device only data loading is distinguished, since nothing is launched ahead. If the clocks of
+    device and host differ, no cause is reported.
     """
     rows = np.flatnonzero(is_at_work(timeline))
     free = gaps(union(timeline.start_ns[rows], timeline.end_ns[rows]), start_ns, end_ns)
@@ -70,22 +71,22 @@ def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
     if timeline.about.clocks_differ:
         return IdleCauses(gaps=free, by_cause=dict.fromkeys(CAUSES) | {"other": free})
     launched = launches(timeline)
-    # Per gap the row of the work that ends it; `ABSENT` where none follows.
+    # For each gap the row of the work that ends it; `ABSENT` if none follows.
     work = np.append(rows, ABSENT)[np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")]
     is_known = (work != ABSENT) & launched.is_known[work]
-    # After the last work the host launched nothing more; before work of an unknown launch the cause is unknown.
+    # After the last work the host launched nothing more; before work with an unknown launch the cause is unknown.
     is_host = (work == ABSENT) | is_of_gloo(timeline)[work]
-    # Until from_ns, the start of the next work's launch, the host is late; the rest of the gap is the device's.
+    # Until from_ns, the start of the next work's launch, the host is late; for the rest of the gap, the device is.
     from_ns = np.where(is_host, free[:, 1], np.clip(launched.start_ns[work], free[:, 0], free[:, 1]))
     late = np.stack((free[:, 0], from_ns), axis=1)
     rest = np.stack((from_ns, free[:, 1]), axis=1)
     ready_ns = np.maximum(launched.end_ns, _freed_ns(timeline, rows))[work]
     is_soon = is_known & (free[:, 1] - ready_ns <= LAUNCH_GAP_NS)
-    # A collective of the device ended just as the gap began. Work after a collective on the same stream is ready only
-    # when that has ended, so ready_ns is not before the gap.
+    # A collective on the device ended just as the gap began. Work after a collective on the same stream is ready only
+    # when that has ended, so its ready_ns is not before the gap.
     collective_ends_ns = timeline.end_ns[timeline.of_kind("communication") & ~is_of_gloo(timeline)]
     is_collective = is_known & ~is_soon & (ready_ns < free[:, 0]) & np.isin(free[:, 0], collective_ends_ns)
-    # The late thread is the one that launched the next work; where that is not known, the one that launched last.
+    # The late thread is the one that launched the next work or, if unknown, the one that launched last.
     calls = launched.calls
     last_thread = np.append(timeline.stream[calls], ABSENT)[np.searchsorted(timeline.start_ns[calls], free[:, 1]) - 1]
     thread = np.where(is_known, timeline.stream[launched.row[work]], last_thread)
@@ -102,7 +103,7 @@ def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
 
 
 def _freed_ns(timeline: Timeline, rows: NDArray[np.int64]) -> Times:
-    """Return per span when what ran before it on its stream had ended; `LONG_AGO` where it is the first."""
+    """Return for each span when the previous work on its stream had ended; `LONG_AGO` for the first span."""
     freed_ns = np.full(timeline.name.size, LONG_AGO)
     for stream in np.unique(timeline.stream[rows]):
         on_stream = rows[timeline.stream[rows] == stream]
@@ -111,9 +112,9 @@ def _freed_ns(timeline: Timeline, rows: NDArray[np.int64]) -> Times:
 
 
 def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) -> dict[IdleCause, Times | None]:
-    """Divide the time in which the host was late by what the late thread did.
+    """Divide the time in which the host was late by the activity of the late thread.
 
-    Data loading has precedence over waiting in the driver, and that over anything else. thread: per gap.
+    Data loading has precedence over waiting in the driver, and that over everything else. thread: per gap.
     """
     parts: dict[IdleCause, list[Times]] = {"data_loading": [], "synchronisation": [], "host_bound": []}
     for number in np.unique(thread):
@@ -128,7 +129,7 @@ def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) 
 
 
 def _named(timeline: Timeline, rule: re.Pattern[str], kind: SpanKind, thread: int | None = None) -> Times:
-    """Return when spans of the kind ran whose names match the rule, on one thread or on any."""
+    """Return when spans of this kind ran whose names match the rule, on the given thread or on any."""
     is_known = np.array([rule.search(name) is not None for name in timeline.names], dtype=np.bool_)
     chosen = timeline.of_kind(kind) & is_known[timeline.name]
     if thread is not None:
@@ -145,9 +146,9 @@ GAPS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleShare:
-    """The idle time of one stretch of one rank's trace.
+    """The idle time of an interval of a rank's trace.
 
-    causes_ns: add up to idle_ns; None where the trace cannot tell.
+    causes_ns: add up to idle_ns; None if the trace cannot show the cause.
     """
 
     rank: int
@@ -158,7 +159,7 @@ class IdleShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A gap. after, before: the names of the work that ended and the work that began. cause: that of most of it."""
+    """A gap. after, before: names of the work before and after it. cause: of the largest part."""
 
     rank: int
     start_ns: int
@@ -170,14 +171,14 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """The idle time of all ranks' step intervals, and each rank's longest gaps. notes: what is unknown, and why."""
+    """The idle time of all ranks' intervals, and each rank's longest gaps. notes: what is unknown, and why."""
 
     shares: tuple[IdleShare, ...]
     longest: tuple[Gap, ...]
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the causes in the whole traces, in their steps, and the longest gaps."""
+        """Return the causes in the whole traces and in their steps, and the longest gaps."""
         begins_ns = {share.rank: share.stretch.start_ns for share in self.shares if share.stretch.part == "trace"}
         return (
             table_of(
@@ -241,17 +242,17 @@ def idle(timelines: Sequence[Timeline]) -> Idle:
         longest += _longest(timeline, parts[0], causes)
         if causes.unknown:
             notes.append(
-                f"rank {timeline.rank}: the trace holds no launch of what ends {causes.unknown} of its gaps; they are"
-                " other"
+                f"rank {timeline.rank}: the trace lacks the launch of the work that ends {causes.unknown} of its gaps;"
+                " they count as other"
             )
         if timeline.about.clocks_differ:
             notes.append(
-                f"rank {timeline.rank}: host and device have different clocks: why nothing ran is not known, and all"
-                " idle time is other"
+                f"rank {timeline.rank}: host and device have different clocks, so causes are unknown and all idle time"
+                " counts as other"
             )
         if not timeline.is_device:
             notes.append(
-                f"rank {timeline.rank}: its trace has no device: nothing is launched ahead, and other is the host"
+                f"rank {timeline.rank}: its trace has no device, so nothing is launched ahead, and other is the host"
             )
     return Idle(shares=tuple(shares), longest=tuple(longest), notes=tuple(notes))
 
@@ -269,7 +270,7 @@ def _share(rank: int, stretch: StepInterval, causes: IdleCauses) -> IdleShare:
 
 
 def _longest(timeline: Timeline, trace: StepInterval, causes: IdleCauses) -> list[Gap]:
-    """Return the longest gaps within the whole trace, each of which has work on both sides."""
+    """Return the longest gaps within the whole trace; each has work on both sides."""
     inside = clip(causes.gaps, trace.start_ns, trace.end_ns)
     rows = np.flatnonzero(is_at_work(timeline))
     by_end = rows[np.argsort(timeline.end_ns[rows], kind="stable")]

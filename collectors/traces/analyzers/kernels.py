@@ -1,6 +1,6 @@
-"""Kernel statistics: what the device ran, by kind and name, the delays of its launches, and the launch queues.
+"""Kernel statistics: times of the device's work by kind and name, launch delays, and launch queues.
 
-In a trace without a device, the operators of the host are counted instead.
+In a trace without a device, the host's operators are counted instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collectors.traces.timeline import ABSENT, KINDS, SpanKind, Timeline, stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Statistics of some durations in whole nanoseconds, halves rounded up.
+    """Statistics of durations in whole nanoseconds, halves rounded up.
 
-    deviation_ns: the median absolute deviation. p95_ns: the least duration that 95 % of them do not exceed.
+    deviation_ns: the median absolute deviation. p95_ns: the smallest duration that 95 % of them do not exceed.
     """
 
     count: int
@@ -42,14 +42,14 @@ DURATIONS = " ".join(field.name for field in fields(Durations))
 
 
 def durations(values_ns: Times, group: NDArray[np.int64]) -> dict[int, Durations]:
-    """Return the statistics of each group, in order of their numbers. group: per value the number of its group."""
-    # Sort by group, then by value: each group is a run of sorted values from first to first + counts.
+    """Return the statistics of each group, in order of group numbers. group: for each value, its group's number."""
+    # Sort by group, then by value: each group's sorted values run from first to first + counts.
     order = np.lexsort((values_ns, group))
     values_ns, group = values_ns[order], group[order]
     numbers, first, counts = np.unique(group, return_index=True, return_counts=True)
     if not numbers.size:
         return {}
-    # The sum of a group may exceed 64 bits: add up the upper and the lower halves of the values apart.
+    # A group's sum may exceed 64 bits, so add up the upper and the lower halves of the values separately.
     high, low = np.add.reduceat(values_ns >> 32, first), np.add.reduceat(values_ns & 0xFFFF_FFFF, first)
     totals_ns = [(upper << 32) + lower for upper, lower in zip(high.tolist(), low.tolist(), strict=True)]
     medians_ns = _medians(values_ns, first, counts)
@@ -72,18 +72,18 @@ def durations(values_ns: Times, group: NDArray[np.int64]) -> dict[int, Durations
 
 
 def _medians(sorted_ns: Times, first: NDArray[np.int64], counts: NDArray[np.int64]) -> Times:
-    """Return the median of each run of sorted values; the mean of the middle two is rounded up."""
+    """Return the median of each group of sorted values; the mean of the middle two is rounded up."""
     lower_ns, upper_ns = sorted_ns[first + (counts - 1) // 2], sorted_ns[first + counts // 2]
     middle: Times = lower_ns + (upper_ns - lower_ns + 1) // 2
     return middle
 
 
-# How often and how long each name and each kind ran.
+# Counts and durations of each name and each kind.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
-    """All spans of one name, over all ranks; or, where the name is None, all of one kind on one rank.
+    """All spans with a name, over all ranks; or, if the name is None, all spans of a kind on a rank.
 
     union_ns: the time in which at least one ran on a rank, added up over ranks. share: of the sum of all durations,
     over all ranks or on that rank.
@@ -121,7 +121,7 @@ def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
     names: dict[str, int] = {}
     spans = _spans(timelines, names)
     words, kinds = tuple(names), len(KINDS)
-    # A group's number holds its name (or its trace) and its kind: number = name * kinds + kind.
+    # A group's number encodes its name (or its trace) and its kind: number = name * kinds + kind.
     of_names = _grouped(spans, spans.name * kinds + spans.kind)
     of_kinds = _grouped(spans, spans.trace * kinds + spans.kind)
     total_ns = sum(durations.total_ns for _, durations, _ in of_names)
@@ -157,7 +157,7 @@ def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
 
 
 def _spans(timelines: Sequence[Timeline], names: dict[str, int]) -> _Spans:
-    """Return the spans as columns, and fill `names` with the number of each name."""
+    """Return the spans as columns; add each name and its number to `names`."""
     columns = [np.empty((5, 0), dtype=np.int64)]
     for trace, timeline in enumerate(timelines):
         rows = np.flatnonzero(is_at_work(timeline))
@@ -171,17 +171,17 @@ def _spans(timelines: Sequence[Timeline], names: dict[str, int]) -> _Spans:
 
 
 def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Durations, int]]:
-    """Return per group its number, its durations, and its union, added up over ranks."""
+    """Return for each group its number, its durations, and its union, added up over ranks."""
     if not group.size:
         return []
     by_group = durations(spans.end_ns - spans.start_ns, group)
     traces = 1 + spans.trace.max()
     numbers, which = np.unique(group * traces + spans.trace, return_inverse=True)
-    # Shift each group on each rank into a range of its own, so that one call of union serves for all. The ranges are of
-    # indices among all sorted edges, not of times: one wrong time makes a trace last for years, and many of these in a
-    # row exceed 64 bits.
+    # Shift each group on each rank into a range of its own, so that a single call of union suffices. The ranges consist
+    # of indices among all sorted edges, not of times: a wrong time makes a trace last for years, and many such traces
+    # in a row exceed 64 bits.
     # Example: edges at 10, 20, 30, 40; two groups have [10, 30) and [20, 40), as indices [0, 2) and [1, 3); the second
-    # is shifted by 4 to [5, 7). Modulo 4 they are indices again, divided by 4 the group.
+    # is shifted by 4 to [5, 7). Modulo 4 these are indices again; divided by 4, they are the group.
     edges_ns = np.sort(np.concatenate((spans.start_ns, spans.end_ns)))
     shift = which.ravel() * edges_ns.size
     together = union(np.searchsorted(edges_ns, spans.start_ns) + shift, np.searchsorted(edges_ns, spans.end_ns) + shift)
@@ -191,17 +191,17 @@ def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Duratio
     return [(number, of_group, int(unions_ns[row])) for row, (number, of_group) in enumerate(by_group.items())]
 
 
-# How far the device is behind the host: launch delays and queue lengths.
+# The device's lag behind the host: launch delays and queue lengths.
 #
-# A launch's delay runs from the start of the call to the start of the first span that it launched; a graph is one
-# launch. kineto puts host and device on one clock. A queue holds what is launched and not started.
+# A launch's delay runs from the start of the call to the start of the first span that it launched; a graph is a single
+# launch. kineto puts host and device on the same clock. A queue contains the work that is launched but not started.
 
 GRAPH = "graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamQueue:
-    """The launch queue of one stream, or of the whole device where stream is None.
+    """The launch queue of a stream, or of the whole device if stream is None.
 
     length: of the queue from each of moments_ns on; 0 before the first and after the last.
     """
@@ -216,22 +216,22 @@ class StreamQueue:
 
     @property
     def mean_length(self) -> float | None:
-        """The mean over the time from the first launch to the last start; None if that is no time."""
+        """The mean over the time from the first launch to the last start; None if this time is 0."""
         lasting_ns = np.diff(self.moments_ns)
         if not lasting_ns.sum():
             return None
-        # In floating point: one wrong time makes a trace last for years, and lengths times years exceed 64 bits.
+        # Floating point, since a wrong time makes a trace last for years, and lengths times years exceed 64 bits.
         return float(np.average(self.length[:-1], weights=lasting_ns.astype(np.float64)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchQueue:
-    """Launch delays and queues of one rank.
+    """Launch delays and queues of a rank.
 
-    delays: by the kind of what was launched, `GRAPH` for graphs. queues: of the device, then of each stream.
-    spans_of_graphs: spans on the device that graphs launched. unknown: spans on the device whose launch the trace does
-    not hold; gloo's spans, which have none, are not counted.
-    early: launches after their own span by the trace's clocks; they are in no figure.
+    delays: by the kind of the launched work, `GRAPH` for graphs. queues: of the device, then of each stream.
+    spans_of_graphs: number of spans on the device that graphs launched. unknown: number of spans on the device whose
+    launch the trace lacks, not counting gloo's spans, which have none.
+    early: number of launches after their own span by the trace's clocks; they are left out of all figures.
     """
 
     rank: int
@@ -243,12 +243,12 @@ class LaunchQueue:
 
 
 def launch_queue(timeline: Timeline) -> LaunchQueue:
-    """Return the delays and queues of a rank; a trace without a device, or with another clock on it, has none."""
+    """Return the delays and queues of a rank; none if the trace has no device, or its clock differs from the host's."""
     launch = launch_of(timeline)
     is_on_device = is_at_work(timeline) & ~is_of_gloo(timeline) & timeline.is_device
     rows = np.flatnonzero(launch != ABSENT)
     is_graph = np.array([GRAPH_LAUNCH in name for name in timeline.names], dtype=np.bool_)
-    # Rows are sorted by start, so the first row of a launch is the one that started first.
+    # Rows are sorted by start, so the first row of a launch started first.
     calls, first = np.unique(launch[rows], return_index=True)
     started = rows[first]
     delay_ns = timeline.start_ns[started] - timeline.start_ns[calls]
@@ -272,7 +272,7 @@ def launch_queue(timeline: Timeline) -> LaunchQueue:
 
 def _queue(stream: int | None, launched_ns: Times, started_ns: Times) -> StreamQueue:
     moments_ns, index = np.unique(np.concatenate((launched_ns, started_ns)), return_inverse=True)
-    # A launch adds one to the queue, a start takes one off; the lengths are the running sum.
+    # A launch adds 1 to the queue, a start removes 1; the lengths are the running sum.
     change = np.zeros(moments_ns.size, dtype=np.int64)
     np.add.at(change, index.ravel(), np.repeat((1, -1), (launched_ns.size, started_ns.size)))
     return StreamQueue(stream=stream, moments_ns=moments_ns, length=np.cumsum(change))
@@ -335,14 +335,14 @@ def _figures(time: KernelTime) -> tuple[int | float, ...]:
 
 
 def kernels(timelines: Sequence[Timeline]) -> Kernels:
-    """Return what all ranks ran.
+    """Return the kernels and launches of all ranks.
 
-    Of a trace without a device these are the host's operators, whose times include those of operators inside them.
+    Without a device, the host's operators take the place of kernels; their times include those of nested operators.
     """
     queues = tuple(launch_queue(timeline) for timeline in timelines if timeline.is_device)
     notes = [
-        f"rank {timeline.rank}: its trace has no device: these are operators of the host, which hold each other's"
-        " times, and have no launches"
+        f"rank {timeline.rank}: its trace has no device: these are operators of the host, whose times include nested"
+        " operators, and which have no launches"
         for timeline in timelines
         if not timeline.is_device and is_at_work(timeline).any()
     ]
@@ -354,12 +354,12 @@ def kernels(timelines: Sequence[Timeline]) -> Kernels:
     for queue in queues:
         if queue.unknown:
             notes.append(
-                f"rank {queue.rank}: the trace holds no launch of {queue.unknown} of its spans; they have no delay, and"
-                " no place in the queue"
+                f"rank {queue.rank}: the trace lacks the launches of {queue.unknown} of its spans; delays and queues"
+                " leave them out"
             )
         if queue.early:
             notes.append(
-                f"rank {queue.rank}: {queue.early} launches come after what they launched by the trace's clocks;"
+                f"rank {queue.rank}: {queue.early} launches come after their work by the trace's clocks;"
                 " delays and queues leave them out"
             )
         if queue.spans_of_graphs:

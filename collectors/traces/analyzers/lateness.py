@@ -1,7 +1,7 @@
-"""Lateness: how often each rank comes last to collectives, what that costs the others, and what it does meanwhile.
+"""Lateness: how often each rank arrives last at collectives, what this costs the others, and what it does meanwhile.
 
-A late arrival is a collective to which one rank came after all others; its delay is the time since the last but one.
-The late rank's activities are compared with those of the last but one, and the differences add up to the delay.
+A late arrival is a collective at which a rank arrives after all others; its delay is the time since the second-to-last
+arrival. We compare the late rank's activities with those of the second-to-last; the differences add up to the delay.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from collectors.traces.operators import Foreground
 from collectors.traces.steps import steps
 from collectors.traces.timeline import SpanKind, Timeline
 
-# What a rank did before it arrived at a collective.
+# A rank's activities before it arrived at a collective.
 #
-# Time in which several activities overlap belongs to the one that ended last before the arrival, since the rank had
-# waited for that; it did not wait for what still ran when it arrived. In a trace without a device, data loading takes
-# precedence over the operators inside of it.
+# If several activities overlap, the time belongs to the one that ended last before the arrival, since the rank waited
+# for it; it did not wait for activities that continued after the arrival. In a trace without a device, data loading
+# takes precedence over the operators inside it.
 
 Activity = Literal["compute", "an earlier collective", "copy", "data loading", "host"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-"""host: the time in which none of the others ran."""
+"""host: time in which none of the others ran."""
 
 _KINDS: Mapping[Activity, tuple[SpanKind, ...]] = {
     "compute": ("compute",),
@@ -46,7 +46,7 @@ _BUSY: tuple[Activity, ...] = ("compute", "an earlier collective", "copy", "data
 
 
 class Activities:
-    """The activities of one rank, at any time of its own clock; on a device with another clock, its own alone."""
+    """The activities of a rank, by its own clock; if its device has another clock, the device's activities alone."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -66,7 +66,7 @@ class Activities:
         }
 
     def by_last_end(self, start_ns: int, end_ns: int) -> list[Activity]:
-        """Return all activities but "host", starting with the one whose span ended last in the window."""
+        """Return all activities but "host", starting with the one whose last span in the window ended last."""
 
         def last_end_ns(activity: Activity) -> int:
             ends_ns = self._ends_ns[activity]
@@ -79,14 +79,14 @@ class Activities:
         return order
 
     def spent_ns(self, order: Sequence[Activity], start_ns: int, end_ns: int) -> dict[Activity, int]:
-        """Return how much of the window each activity took; the parts add up to it.
+        """Return how much of the window each activity took; the parts add up to the window.
 
-        order: the precedence among activities that overlap, highest first.
+        order: precedence of overlapping activities, highest first.
         """
         spent_ns: dict[Activity, int] = {}
         covered = np.empty((0, 2), dtype=np.int64)
         for activity in order:
-            # The part of the set in the window; a search is faster than `clip` for a long set and a short window.
+            # The part of the set in the window; for a long set and a short window, searching is faster than `clip`.
             busy = self._busy[activity]
             first = int(np.searchsorted(busy[:, 1], start_ns, side="right"))
             behind = int(np.searchsorted(busy[:, 0], end_ns, side="left"))
@@ -113,26 +113,26 @@ class Activities:
         return Counter({timeline.names[number]: int(run_ns[number]) for number in np.flatnonzero(run_ns)})
 
 
-# Late arrivals, each explained by comparing the late rank with the last but one.
+# Late arrivals, each explained by comparing the late rank with the second-to-last.
 #
-# They are compared from the last collective on that both had left: what the late rank did since then, less what the
-# other did until it arrived, adds up to the delay. So a rank that computes as long as the others, but began later
-# because it waited for data, is late by data loading. A rank that left that earlier collective later lost nothing by it
-# if it then idled that much less, as ranks do that next wait for something else.
+# The comparison starts at the last collective that both had left: the late rank's activities since then, minus the
+# other's until its arrival, add up to the delay. So a rank that computes as long as the others, but began later because
+# it waited for data, is late because of data loading. Leaving the earlier collective later costs nothing if the rank
+# then idles that much less, as happens if it waits for something else anyway.
 
 REMEMBERED = 8
-"""How many earlier collectives of each set of ranks are kept, to find one that both ranks had left."""
+"""Number of earlier collectives of each set of ranks to remember, to find one that both ranks had left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateArrival:
-    """A collective to which one rank came after all others.
+    """A collective at which a rank arrived after all others.
 
-    matched: the collective. rank: the one that came last. arrival_ns: its arrival, on the common clock. delay_ns: time
-    since the last but one arrived.
+    matched: the collective. rank: the last to arrive. arrival_ns: its arrival, on the common clock. delay_ns: time
+    since the second-to-last arrival.
     waits_ns: by other rank, how long it waited from its own arrival.
-    doing_ns: the delay by activity; below 0 where the rank did less of it than the last but one. Having left the
-    earlier collective later counts as "an earlier collective", reduced by as much as the host idled less.
+    doing_ns: the delay by activity; negative if the rank did less of it than the second-to-last. Leaving the earlier
+    collective later counts as "an earlier collective", reduced by the time that the host idled less.
     window_ns: on the rank's own clock, from when the first of the two left the earlier collective to the arrival.
     """
 
@@ -151,10 +151,10 @@ def late_arrivals(
     offset_ns: Mapping[int, int],
     least_ns: int,
 ) -> Iterator[LateArrival]:
-    """Yield, in order of time, the collectives whose last rank came more than least_ns after the last but one.
+    """Yield, in order of time, the collectives whose last rank arrived more than least_ns after the second-to-last.
 
-    A rank's first collective is never late itself, and only serves as the earlier collective of others.
-    activities: by rank. offset_ns: by rank, what to add to its clock to get the common one.
+    A rank's first collective never counts as late; it only serves as the earlier collective of others.
+    activities: by rank. offset_ns: by rank, the offset from its clock to the common one.
     """
     before: dict[tuple[int, ...], deque[CollectiveTime]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
     for time in times:
@@ -191,8 +191,8 @@ def late_arrivals(
 class _Window:
     """The window in which one of the two ranks is compared, on its own clock.
 
-    began_ns: when the first of the two left the earlier collective. left_ns: when this one did. came_ns: its arrival at
-    the next.
+    began_ns: when the first of the two left the earlier collective. left_ns: when this rank left it. came_ns: this
+    rank's arrival at the next.
     """
 
     activities: Activities
@@ -204,7 +204,7 @@ class _Window:
 def _parts_ns(late: _Window, other: _Window) -> dict[Activity, int]:
     """Return by activity how much more the late rank did than the other; the parts add up to the delay.
 
-    Example: it left the earlier collective 5 ms later and idled 3 ms less since; then 2 ms of the delay are "an earlier
+    Example: it left the earlier collective 5 ms later and then idled 3 ms less, so 2 ms of the delay are "an earlier
     collective" and 0 "host".
     """
     order = late.activities.by_last_end(late.began_ns, late.came_ns)
@@ -212,7 +212,7 @@ def _parts_ns(late: _Window, other: _Window) -> dict[Activity, int]:
         arrival.activities.spent_ns(order, arrival.began_ns, arrival.came_ns) for arrival in (late, other)
     )
     parts_ns = {activity: late_ns[activity] - other_ns[activity] for activity in ACTIVITIES}
-    # By how much longer the late rank stayed in the earlier collective doing nothing else, and idled since.
+    # How much longer the late rank stayed in the earlier collective without doing anything else, and idled since.
     late_stayed_ns, other_stayed_ns = (
         arrival.activities.spent_ns(order, arrival.began_ns, arrival.left_ns)["an earlier collective"]
         for arrival in (late, other)
@@ -226,9 +226,9 @@ def _parts_ns(late: _Window, other: _Window) -> dict[Activity, int]:
 
 
 def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Mapping[int, int]) -> dict[int, int]:
-    """Return when each of the two ranks left the last collective that both had left before they came to the next.
+    """Return when each of the two ranks left the last collective that both had left before they arrived at the next.
 
-    Where there was none, it is the first arrival for both: what they did before is not known to be comparable.
+    If there is none, both get the first arrival: their earlier activities may not be comparable.
     """
     ends = []
     for time in (time for of_ranks in before for time in of_ranks):
@@ -241,17 +241,17 @@ def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Ma
 
 # Delays by rank and step.
 #
-# Late arrivals within a step are not independent, since a rank that is behind stays behind until the step's end. So the
-# independent observation of lateness is the step, not the collective.
+# Late arrivals within a step are not independent, since a rank that is behind stays behind until the step's end. So
+# the independent observation of lateness is the step, not the collective.
 
 
 def delays_by_step(
     late: Sequence[LateArrival], ranks: Sequence[int], step_of: Mapping[MatchedCollective, int]
 ) -> NDArray[np.int64]:
-    """Return (steps, ranks) delays in nanoseconds, one row for each step with a collective.
+    """Return delays (steps, ranks) in nanoseconds, one row for each step with a collective.
 
-    step_of: the step's number of each collective, late or not. Where it is empty, since no trace marks steps, a row
-    holds all arrivals of a late rank until another rank is late: late ranks 0, 0, 2, 0 make three rows.
+    step_of: the number of each collective's step, late or not. If it is empty because no trace marks steps, a row
+    covers consecutive arrivals of the same late rank: late ranks 0, 0, 2, 0 make three rows.
     """
     column = {rank: number for number, rank in enumerate(ranks)}
     if step_of:
@@ -273,13 +273,13 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness:
-    """The lateness of one rank.
+    """The lateness of a rank.
 
-    collectives: how many it took part in. last: to how many of these it came last.
-    delay_ns: how much sooner those could have begun, had it come with the last but one: a sum.
-    waits_ns: by other rank, how long it waited in those from its own arrival; only ranks that were in one of them.
+    collectives: number that it took part in. last: at how many of these it arrived last.
+    delay_ns: total time by which those could have begun sooner if it had arrived with the second-to-last.
+    waits_ns: by other rank, how long it waited in those from its own arrival; only ranks that took part in any.
     doing_ns: the delay by activity, see `LateArrival`. cause: the largest part; None if the rank was never last.
-    names: the events that ran longest in the cause, the longest first.
+    names: the events that ran longest in the cause, longest first.
     """
 
     rank: int
@@ -293,7 +293,7 @@ class Lateness:
 
     @property
     def others_wait_ns(self) -> int:
-        """How long all other ranks waited for this one: a sum."""
+        """Total time that all other ranks waited for this rank."""
         return sum(self.waits_ns.values())
 
 
@@ -319,12 +319,12 @@ def _lateness(rank: int, collectives: int, late: Sequence[LateArrival], activiti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedLateness:
-    """The lateness of all ranks of one trial, and the traced time that it is a share of.
+    """The lateness of all ranks of a trial, and the traced time to relate it to.
 
-    ranks: ascending; empty if no two ranks met in a collective that counts.
+    ranks: ascending; empty if no two ranks took part in a collective that counts.
     delays_ns: (steps, ranks), see `delays_by_step`.
-    traced_ns: total time of the traced steps, on the device where there is one, of the rank that has the most; where no
-    step is marked, from the first arrival to the last end of these collectives.
+    traced_ns: total time of the traced steps, on the device if there is one, of the rank with the most; if no step is
+    marked, the time from the first arrival to the last end of these collectives.
     """
 
     ranks: tuple[Lateness, ...]
@@ -334,10 +334,10 @@ class TracedLateness:
 
 
 def traced_lateness(analysis: Collectives) -> TracedLateness:
-    """Return how late ranks come to collectives that none leaves before the last arrives, without each rank's first.
+    """Return the ranks' lateness at collectives that none leaves before the last arrives, without each rank's first.
 
-    A rank is late if it comes after all others by more than the clock error: how far the ends of a collective lie apart
-    on different clocks.
+    A rank is late if it arrives after all others by more than the clock error: the difference between the ends of a
+    collective on different clocks.
     """
     alignment = analysis.alignment
     activities = {timeline.rank: Activities(timeline) for timeline in alignment.timelines}

@@ -1,7 +1,7 @@
-"""The memory of each rank while it was traced: how much was held, the peak, and which operators had taken it.
+"""Memory of each rank during its trace: bytes in use over time, the peak, and the operators that allocated it.
 
-A block is one piece of memory that the allocator handed out; it is held until given back. A trace does not say whose a
-block is, so parameters, gradients and optimizer state look like other blocks that stay.
+A block is a piece of memory that the allocator hands out; it is in use until it is freed. A trace does not record what
+a block is for, so parameters, gradients and optimizer state look like other long-lived blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collectors.traces.steps import step_names
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, Allocations, Timeline
 
-# The blocks of memory that a rank took while it was traced, each with when it was given back.
+# The blocks of memory that a rank allocated during its trace, with the end of each.
 
 Numbers = NDArray[np.int64]
 
@@ -31,15 +31,16 @@ HOST = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The blocks that were allocated on one device, by time, and each change of the memory in use.
+    """The blocks that were allocated on a device, by time, and each change of the memory in use.
 
     allocated, ended, address, size_bytes, thread: per block.
-    allocated, ended: indices of the changes that allocated it and that ended it; the number of changes where none
-        did. A block ends when it is given back, or when its address is handed out again: the profiler does not record
-        what threads of other libraries free.
+    allocated, ended: indices of the changes that allocated and ended it; `ended` is the number of changes if nothing
+        ended it. A block ends when it is freed, or when its address is handed out again: the profiler does not record
+        frees by threads of other libraries.
     thread: the thread that allocated it; -1 if the trace does not record it.
-    time_ns, change_bytes, total_bytes: per change. A block freed without a record is subtracted where that is noticed.
-    total_bytes: all that was handed out after the change, including from before the trace; None if not recorded.
+    time_ns, change_bytes, total_bytes: per change. A block that was freed without a record is subtracted when its
+        address is reused.
+    total_bytes: all memory in use after the change, including from before the trace; None if not recorded.
     """
 
     allocated: Numbers
@@ -52,27 +53,27 @@ class Blocks:
     total_bytes: Numbers | None
 
     def alive_after(self, change: int) -> NDArray[np.bool_]:
-        """Return per block whether it is held after the change."""
+        """Return for each block whether it is in use after the change."""
         alive: NDArray[np.bool_] = (self.allocated <= change) & (self.ended > change)
         return alive
 
 
 def blocks_of(allocations: Allocations, device: int) -> Blocks:
-    """Return the blocks of one device.
+    """Return the blocks of a device.
 
     The trace's total of the host's memory counts from the first profile of the process, not from its start, so it is
     not used.
     """
     rows = np.flatnonzero((allocations.device == device) & (allocations.change_bytes != 0))
     address, change_bytes = allocations.address[rows], allocations.change_bytes[rows].copy()
-    # followed_by: per change, the next change of the same address; the number of changes where there is none.
+    # followed_by: for each change, the next change of the same address; the number of changes if there is none.
     by_address = np.argsort(address, kind="stable")
     is_same = address[by_address[1:]] == address[by_address[:-1]]
     followed_by = np.full(rows.size, rows.size, dtype=np.int64)
     followed_by[by_address[:-1][is_same]] = by_address[1:][is_same]
     allocated = np.flatnonzero(change_bytes > 0)
     ended, size_bytes = followed_by[allocated], change_bytes[allocated]
-    # Blocks whose address was handed out again were freed without a record: subtract them there.
+    # Blocks whose address was handed out again were freed without a record: subtract them at that point.
     taken_again = (ended < rows.size) & (np.append(change_bytes, 0)[ended] > 0)
     change_bytes[ended[taken_again]] -= size_bytes[taken_again]
     total_bytes = allocations.allocated_bytes[rows]
@@ -89,12 +90,12 @@ def blocks_of(allocations: Allocations, device: int) -> Blocks:
     )
 
 
-# Categories of blocks, by the phase of the step that took them and whether they outlive it.
+# Categories of blocks, by the phase of the step that allocated them and whether they outlive it.
 #
-# What a backward leaves is mostly gradients, what an optimizer leaves mostly its state.
+# A backward leaves mostly gradients, an optimizer mostly its state.
 
 Category = Literal["activations", "left_by_backward", "left_by_optimizer", "temporary", "other", "older"]
-"""temporary: freed in the phase that allocated it. older: allocated before the trace, as far as the trace shows."""
+"""temporary: freed in the phase that allocated it. older: allocated before the trace, as far as known."""
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
@@ -107,12 +108,12 @@ _LEFT_BY: dict[StepPhase, Category] = {
 
 
 def categories_of(blocks: Blocks, phases: Phases) -> NDArray[np.int64]:
-    """Return per block the index of its category in `CATEGORIES`."""
+    """Return for each block the index of its category in `CATEGORIES`."""
     taken_in = phases.at(blocks.time_ns[blocks.allocated])
     ended_ns = np.append(blocks.time_ns, np.iinfo(np.int64).max)[blocks.ended]
     is_dropped = blocks.ended < blocks.time_ns.size
     category_of_phase = np.array([CATEGORIES.index(_LEFT_BY[phase]) for phase in PHASES], dtype=np.int64)
-    # Before the first phase the index is `NOBODY` (-1), which takes the last entry: "other" is appended there.
+    # Before the first phase the index is `NOBODY` (-1), which selects the last entry, so "other" is appended.
     phase_of = np.append(phases.phase, len(PHASES)).astype(np.int64)
     category = np.append(category_of_phase, CATEGORIES.index("other"))[phase_of[taken_in]]
     is_temporary = is_dropped & (taken_in != NOBODY) & (phases.at(ended_ns) == taken_in)
@@ -120,11 +121,11 @@ def categories_of(blocks: Blocks, phases: Phases) -> NDArray[np.int64]:
 
 
 def held_by_category(blocks: Blocks, category: NDArray[np.int64], held_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return (changes + 1, categories) int64, the bytes held before all changes and after each.
+    """Return the bytes in use before all changes and after each: (changes + 1, categories) int64.
 
-    held_bytes: (changes + 1,) the sums over categories. What no block of the trace explains is "older".
+    held_bytes: (changes + 1,) the sums over categories. Bytes that no block of the trace explains are "older".
     """
-    # Row 0 is before all changes, so change c acts on row c + 1; the last row, cut off, takes blocks that never end.
+    # Row 0 is before all changes, so change c acts on row c + 1; the last row, cut off, absorbs blocks that never end.
     grown = np.zeros((blocks.time_ns.size + 2, len(CATEGORIES)), dtype=np.int64)
     np.add.at(grown, (blocks.allocated + 1, category), blocks.size_bytes)
     np.subtract.at(grown, (blocks.ended + 1, category), blocks.size_bytes)
@@ -133,7 +134,7 @@ def held_by_category(blocks: Blocks, category: NDArray[np.int64], held_bytes: ND
     return bytes_by_category
 
 
-# What one device of one rank held over time, and which blocks it held at its peak.
+# The memory of a rank's device over time, and the blocks in use at its peak.
 
 BLOCKS_SHOWN = 20
 
@@ -143,7 +144,7 @@ _FETCHES = ("aten::empty", "aten::new_", "aten::zeros", "aten::ones", "aten::ful
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakBlock:
-    """A block in use at the peak. step, operator: names of what allocated it; None if unknown or outside of any."""
+    """A block in use at the peak. step, operator: names of those that allocated it; None if unknown or outside any."""
 
     address: int
     size_bytes: int
@@ -154,7 +155,7 @@ class PeakBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taker:
-    """An operator in one step, with the number and size of its blocks that are in use at the peak."""
+    """An operator in a step, with the number and size of its blocks in use at the peak."""
 
     step: str | None
     operator: str | None
@@ -164,16 +165,16 @@ class Taker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """The memory of one device over time. device: None for the host's memory.
+    """The memory of a device over time. device: None for the host's memory.
 
-    begin_bytes: bytes in use when the trace began; None if not recorded. Then bytes count from 0 there, and may
+    begin_bytes: bytes in use when the trace began; None if not recorded, in which case bytes count from 0 there and may
         fall below 0.
-    times_ns: (changes + 1,) Unix time of each change; the first change's time comes twice, once for the time before it.
-    held_bytes: (changes + 1,) bytes held from then to the next.
+    times_ns: (changes + 1,) Unix time of each change; the first change's time occurs twice, first for the time before.
+    held_bytes: (changes + 1,) bytes in use from then to the next.
     by_category: (changes + 1, categories) in the order of `CATEGORIES`; None if the trace has no phases.
-    peak: index of the first time at which most was held. step: the step in which that was.
-    takers, largest: what was taken in the trace and held at the peak, by operator and as the largest blocks; largest
-        first.
+    peak: index of the first time at which most bytes were in use. step: the step at that time.
+    takers, largest: memory that was allocated in the trace and in use at the peak, by operator and as the largest
+        blocks; largest first.
     """
 
     rank: int
@@ -200,7 +201,7 @@ class DeviceMemory:
 def memory_of(timeline: Timeline, device: int) -> DeviceMemory:
     """Return the memory of a device that the timeline's allocations name."""
     blocks = blocks_of(timeline.allocations, device)
-    # Before the first change: its total less itself. Without totals the sums of changes count from 0.
+    # Before the first change: its total minus the change. Without totals, sums of changes count from 0.
     begin_bytes = None if blocks.total_bytes is None else int(blocks.total_bytes[0] - blocks.change_bytes[0])
     after_bytes = blocks.change_bytes.cumsum() if blocks.total_bytes is None else blocks.total_bytes
     held_bytes = np.append(begin_bytes or 0, after_bytes)
@@ -225,7 +226,7 @@ def memory_of(timeline: Timeline, device: int) -> DeviceMemory:
 
 
 def _alive(timeline: Timeline, blocks: Blocks, change: int) -> list[PeakBlock]:
-    """Return the blocks held after a change, the largest first."""
+    """Return the blocks in use after a change, largest first."""
     alive = np.flatnonzero(blocks.alive_after(change))
     alive = alive[np.argsort(-blocks.size_bytes[alive], kind="stable")]
     taken_ns = blocks.time_ns[blocks.allocated[alive]]
@@ -255,14 +256,14 @@ def _takers(alive: list[PeakBlock]) -> tuple[Taker, ...]:
 
 
 def _steps(timeline: Timeline, moments_ns: Times) -> list[str | None]:
-    """Return the name of the step in which each moment lies."""
+    """Return the name of the step that contains each moment."""
     chosen, names = timeline.of_kind("step"), step_names(timeline)
     steps = Foreground(timeline.start_ns[chosen], timeline.end_ns[chosen]).at(moments_ns)
     return [None if step == NOBODY else names[step] for step in steps.tolist()]
 
 
 def _operators(timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64]) -> list[str | None]:
-    """Return the innermost operator at each moment that did more than allocate; if none did, the innermost of all.
+    """Return the innermost operator at each moment that did more than allocate; if none did, the innermost one.
 
     threads: of each moment, see `operators_at`.
     """
@@ -273,18 +274,18 @@ def _operators(timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64]
 
 
 CURVE_ROWS = 100
-"""The most rows of a device's curve in its table; each shows the most held in an equal part of the time."""
+"""Maximum rows of a device's curve in its table; each shows the peak of an equal part of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """The memory of each device of each rank, in order. notes: what cannot be known, and why."""
+    """The memory of each device of each rank, in order. notes: what is unknown, and why."""
 
     devices: tuple[DeviceMemory, ...]
     notes: tuple[str, ...] = ()
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the peaks, the memory in use there by operator, category and block, and the curves over time."""
+        """Return the peaks, the memory in use at them by operator, category and block, and the curves over time."""
         begin = "rank device"
         return (
             table_of(
@@ -347,7 +348,7 @@ def held_memory(timelines: Sequence[Timeline]) -> HeldMemory:
     for timeline in sorted(timelines, key=lambda timeline: timeline.rank):
         changes = timeline.allocations
         numbers = np.unique(changes.device[changes.change_bytes != 0]).tolist()
-        # GPUs first, since it is their memory that runs out.
+        # GPUs first, since they run out of memory.
         memories = [memory_of(timeline, device) for device in sorted(numbers, key=lambda number: (number < 0, number))]
         devices += memories
         notes += [f"rank {timeline.rank}: {note}" for note in _notes(memories, is_ours=STEP in timeline.names)]
@@ -366,12 +367,11 @@ def _notes(memories: Sequence[DeviceMemory], *, is_ours: bool) -> Iterator[str]:
     for memory in memories:
         if memory.begin_bytes is None:
             where = "the host" if memory.device is None else f"GPU {memory.device}"
-            yield f"what {where} held before the trace is unknown: its bytes count from the first change"
+            yield f"memory in use on {where} before the trace is unknown: its bytes count from the first change"
     if any(memory.device is None for memory in memories):
         yield (
-            "the profiler does not see what threads of other libraries free on the host: such a block counts"
-            " until its address is"
-            " used again"
+            "the profiler does not record frees by threads of other libraries on the host: such a block counts until"
+            " its address is used again"
         )
     if any(memory.by_category is None for memory in memories):
         yield "no name of a backward or an optimizer was seen: categories are left out"
@@ -401,7 +401,7 @@ def _operators_at_peak(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
 
 
 def _curve(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
-    """Yield the first highest point of each part of the time; parts without a change are left out."""
+    """Yield the first maximum in each part of the time; parts without a change are left out."""
     since_ns = memory.times_ns - memory.times_ns[0]
     part = since_ns * CURVE_ROWS // (int(since_ns[-1]) + 1)
     for number in np.unique(part):

@@ -1,8 +1,8 @@
-"""One trace file of all ranks on one clock: what each did, where it waited for others, and the critical path.
+"""A single trace file of all ranks on a common clock: spans, waits for other ranks, and the critical path.
 
-Rows: the critical path of all ranks; per rank its waits in collectives, its steps, streams and threads. Arrows go from
-the rank that came last to a collective to the ranks that it kept waiting. The file's `otherData` holds what was added
-to each rank's clock, and how well the clocks agree.
+Rows: the critical path of all ranks; for each rank its waits in collectives, steps, streams and threads. Arrows go from
+the last rank at a collective to the ranks that waited for it. The file's `otherData` has each rank's clock offset, and
+how well the clocks agree.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collectors.traces.dependency_graph.dependencies import Rows, named, on_devi
 from collectors.traces.perfetto import Flow, TraceSpan, Track, encode
 from collectors.traces.timeline import ABSENT, KINDS, Timeline, stream_name
 
-# The spans of one rank as boxes on rows: steps, streams of the device, threads of the host.
+# The spans of a rank as boxes on rows: steps, streams of the device, threads of the host.
 
 LATEST_NS = int(np.iinfo(np.int64).max)
 
 PIPELINE_ACTION = "PP:"
-"""The prefix of the names that torch's pipeline schedules give to a stage's actions."""
+"""Prefix of the names of a stage's actions in torch's pipeline schedules."""
 
 
 def group_of(timeline: Timeline) -> str:
@@ -37,8 +37,8 @@ def group_of(timeline: Timeline) -> str:
 def drawn_spans(timeline: Timeline) -> Iterator[tuple[int, TraceSpan]]:
     """Yield the boxes of all spans, row by row, each with its index in the Timeline.
 
-    Where the device has another clock than the host, only the device's are drawn. Actions of a pipeline's stages,
-    where the trace names them, are drawn on a row of their own as well.
+    If the clocks of device and host differ, only the device's spans are drawn. If the trace names the actions of a
+    pipeline's stages, they are also drawn on a row of their own.
     """
     steps, waits, at_device = timeline.of_kind("step"), timeline.of_kind("wait"), on_device(timeline)
     acts = named(timeline, [name.startswith(PIPELINE_ACTION) for name in timeline.names])
@@ -66,14 +66,11 @@ def _is_drawn(timeline: Timeline) -> NDArray[np.bool_]:
 
 
 def in_lanes(spans: Iterable[TraceSpan]) -> Iterator[TraceSpan]:
-    """Yield the boxes of one row, by start; one that partly overlaps another goes to a further row.
-
-    Viewers would drop it.
-    """
+    """Yield the boxes of a row, by start; move boxes that partly overlap, which viewers would drop, to further rows."""
     lanes: list[list[int]] = []
     for span in spans:
-        # A lane is a stack of the ends of open boxes, one inside the other. A box fits into a lane that is empty, or
-        # whose innermost open box holds it.
+        # A lane is a stack of the ends of nested open boxes. A box fits into a lane that is empty, or whose innermost
+        # open box contains it.
         for open_ends_ns in lanes:
             while open_ends_ns and open_ends_ns[-1] <= span.start_ns:
                 open_ends_ns.pop()
@@ -86,7 +83,7 @@ def in_lanes(spans: Iterable[TraceSpan]) -> Iterator[TraceSpan]:
 
 
 def _boxes(timeline: Timeline, rows: Rows, track: Track) -> Iterator[TraceSpan]:
-    # What the trace records about each collective; fields that it lacks are left out.
+    # The trace's fields of each collective, without those that it lacks.
     fields = ("collective", "group", "dtype", "given_elements", "filled_elements")
     of_call = [
         {name: value for name in fields if (value := getattr(call, name)) is not None} for call in timeline.calls
@@ -131,7 +128,7 @@ class Merged:
     """The merged trace.
 
     content: of a file that ui.perfetto.dev opens.
-    notes: how well the clocks agree, what could not be compared or matched, and what was assumed.
+    notes: how well the clocks agree, what could not be compared or matched, and assumptions.
     """
 
     content: bytes
@@ -139,13 +136,13 @@ class Merged:
 
 
 def merge(timelines: Sequence[Timeline], *, added: Iterable[TraceSpan] = ()) -> Merged:
-    """Merge all ranks into one trace.
+    """Merge all ranks into a single trace.
 
-    added: spans timed on another clock, such as a pipeline's actions in instrumented steps; they are moved to begin
-    with the trace, and drawn on their own rows.
+    added: spans timed on another clock, for example a pipeline's actions in instrumented steps; they are shifted to
+    begin with the trace, and drawn on their own rows.
 
     Raises:
-        ValueError: two Timelines are of one rank.
+        ValueError: two Timelines belong to the same rank.
     """
     matching = match(timelines)
     alignment = align(timelines, matching)
@@ -169,13 +166,13 @@ def merge(timelines: Sequence[Timeline], *, added: Iterable[TraceSpan] = ()) -> 
                 if (rank, row) in met:
                     boxes[rank, row] = box
                 yield box
-        # Added spans have a clock of their own: move them so that the earliest begins with the trace.
+        # Added spans have a clock of their own: shift them so that the earliest begins with the trace.
         spans = list(added)
         later_ns = begins_ns - min((span.start_ns for span in spans), default=0)
         yield from (replace(span, start_ns=span.start_ns + later_ns, end_ns=span.end_ns + later_ns) for span in spans)
 
     arrows = (arrow for time in times for arrow in _arrows(time, boxes))
-    # Strings of digits, since viewers read numbers as floating point.
+    # Strings, since viewers read numbers as floating point.
     about: dict[str, object] = {
         "clock_offset_ns": {str(rank): str(offset_ns) for rank, offset_ns in sorted(alignment.offset_ns.items())}
     }

@@ -1,8 +1,8 @@
-"""The time of steps, or other stretches of a rank's trace, divided exactly among what ran in them.
+"""Divides the time of steps, or other intervals of a rank's trace, exactly among the work in them.
 
 Computation has precedence, then communication that it does not cover (exposed), then copies that neither covers; the
-rest is idle. Where several spans of one kind overlap, the time belongs to the one that started last. The amounts add up
-to the length of the stretches.
+rest is idle. If several spans of a kind overlap, the time belongs to the one that started last. The amounts add up to
+the length of the intervals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ StepPart = Literal["compute", "exposed_communication", "exposed_copies", "idle"]
 PARTS: tuple[StepPart, ...] = get_args(StepPart)
 
 UNTIL_THE_END = "the end"
-"""The name of what ran next, for idle time that nothing follows."""
+"""The name of the next work, for idle time that nothing follows."""
 
 _PART_OF: Mapping[SpanKind, StepPart] = {
     "compute": "compute",
@@ -41,11 +41,11 @@ Exact: TypeAlias = int | Fraction
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Item:
-    """What an amount of time belongs to; a field is "" if the trace does not tell it, or if it was summed over.
+    """The key that an amount of time belongs to; a field is "" if the trace lacks it, or if it was summed over.
 
-    name: of the kernel or operator; of idle time, the name of what ran next.
-    collective: of communication. operator: what launched it. shape: the sizes of the operator's inputs; of
-        communication, the number and type of the elements that this rank gave. cause: of idle time.
+    name: of the kernel or operator; for idle time, of the next work.
+    collective: of communication. operator: that launched it. shape: the sizes of the operator's inputs; for
+        communication, the number and type of this rank's input elements. cause: of idle time.
     """
 
     part: StepPart
@@ -58,10 +58,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemTime:
-    """The time of one item.
+    """The time of an item.
 
-    exposed_ns: the time that is its own, not hidden behind others. count: how many of its spans started.
-    work_ns: the duration of its spans, less that of other spans of its kind inside of them on the same stream.
+    exposed_ns: time of its own, not hidden behind others. count: number of its spans that started.
+    work_ns: duration of its spans, minus that of spans of its kind nested inside them on the same stream.
     """
 
     exposed_ns: Exact
@@ -83,13 +83,13 @@ NOTHING = ItemTime(exposed_ns=0, work_ns=0, count=0)
 
 
 def amounts_of(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, ItemTime]:
-    """Return by item the amounts of all these stretches together."""
+    """Return the amounts of all these intervals together, by item."""
     window = union(
         np.array([part.start_ns for part in parts], dtype=np.int64),
         np.array([part.end_ns for part in parts], dtype=np.int64),
     )
     exposed_ns, work_ns = np.zeros((2, timeline.name.size), dtype=np.int64)
-    # What each kind leaves free is for the next; in the end it is idle.
+    # The time that each kind leaves is available to the next; the rest is idle.
     free = window
     for kind in _PART_OF:
         rows = np.flatnonzero(timeline.of_kind(kind))
@@ -105,7 +105,7 @@ def amounts_of(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, 
 
 
 def _add_owned(timeline: Timeline, rows: Numbers, within: Times, amounts_ns: Numbers) -> None:
-    """Add to each row's amount the time within the set that is its own among these rows."""
+    """Add to each row's amount the time within the set that the row owns among these rows."""
     pieces = Foreground(timeline.start_ns[rows], timeline.end_ns[rows]).pieces()
     lengths_ns = length_before(within, pieces.end_ns) - length_before(within, pieces.start_ns)
     np.add.at(amounts_ns, rows[pieces.owner], lengths_ns)
@@ -129,7 +129,7 @@ def _by_item(
 ) -> dict[Item, ItemTime]:
     """Return the rows' amounts, added up over rows of the same item."""
     operator = launching_operators(timeline)[rows]
-    # Where a row has no operator its index is -1, which takes the `ABSENT` appended to the column.
+    # If a row has no operator, its index is -1, which selects the `ABSENT` appended to the column.
     operators, shapes = (np.append(column, ABSENT)[operator] for column in (timeline.name, timeline.shape))
     _, first, alike = np.unique(
         _joint(timeline.kind[rows], timeline.name[rows], timeline.call[rows], operators, shapes),
@@ -146,10 +146,10 @@ def _by_item(
 
 
 def _joint(*columns: NDArray[np.signedinteger[Any]]) -> Numbers:
-    """Return per row one number, equal where all columns are equal. Columns hold `ABSENT` and larger numbers.
+    """Return a number for each row, equal if all columns are equal. Columns contain `ABSENT` and larger numbers.
 
-    Each column is a digit of a mixed-radix number: (2, 1) of columns up to 9 and 4 is (2 + 1) * 6 + (1 + 1). Before the
-    number exceeds 64 bits, the joint values so far are renumbered from 0.
+    Each column is a digit of a mixed-radix number: (2, 1) in columns up to 9 and 4 is (2 + 1) * 6 + (1 + 1). Before
+    the number exceeds 64 bits, the joint values so far are renumbered from 0.
     """
     joint = np.zeros(columns[0].size, dtype=np.int64)
     below = 1
@@ -182,16 +182,16 @@ def _item(timeline: Timeline, row: int, operator: int, shape: int) -> Item:
 
 
 def _idle(timeline: Timeline, free: Times) -> dict[Item, ItemTime]:
-    """Return the time in which nothing ran, by what ran next and by cause."""
+    """Return the time in which nothing ran, by cause and by the next work."""
     amounts: dict[Item, ItemTime] = {}
     if not free.size:
         return amounts
     rows = np.flatnonzero(is_at_work(timeline) & (timeline.end_ns > timeline.start_ns))
-    # What ran next: the work that starts as the gap ends. A gap cut by its stretch's end has none.
+    # The next work starts as the gap ends. A gap that is cut by the end of its interval has none.
     following = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
     is_followed = np.append(timeline.start_ns[rows], np.iinfo(np.int64).max)[following] == free[:, 1]
     next_name = np.append(timeline.name[rows], ABSENT)[np.where(is_followed, following, rows.size)]
-    # Causes belong to whole gaps, which a stretch may cut.
+    # Causes belong to whole gaps, which an interval may cut.
     causes = idle_causes(
         timeline,
         int(timeline.start_ns.min(initial=free[0, 0])),

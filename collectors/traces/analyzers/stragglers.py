@@ -1,7 +1,7 @@
-"""Stragglers: whether a rank delays the others, judged on one trial or several, and why.
+"""Stragglers: whether a rank delays the others, judged on one or several trials, and why.
 
-A rank is named a straggler if its lateness costs enough of the traced time, is most of all ranks' lateness, and is
-unlikely to be luck (an upper bound on its p-value is small enough).
+A rank is a straggler if its lateness costs enough of the traced time, makes up most of all ranks' lateness, and is
+unlikely to be chance (an upper bound on its p-value is small enough).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collectors.traces.cross_rank.matching import ROOTED
 from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 
-# The p-value: how probable it is that one rank is so late by luck alone.
+# The p-value: the probability that a rank is so late by chance alone.
 
 TILTS = np.geomspace(1e-3, 1e3, 200)
 
@@ -30,34 +30,34 @@ TILTS = np.geomspace(1e-3, 1e3, 200)
 def p_value_bound(delays_ns: NDArray[np.int64]) -> float:
     """Return an upper bound on the p-value of the worst rank's total delay.
 
-    It is the probability that some column's sum is as large as the largest one, if each row's delays fall on all ranks
-    with equal probability.
+    This is the probability that some column's sum reaches the largest one, if each row's delays fall on all ranks with
+    equal probability.
     delays_ns: (rows, ranks), rows are the independent observations, trials or steps; at least one is above 0.
-    Source: Chernoff's bound on a sum of independent variables, times the number of ranks to pick from.
+    Source: Chernoff's bound on a sum of independent variables, times the number of ranks to choose from.
     """
     ranks = int(delays_ns.shape[1])
     scaled = delays_ns / delays_ns.max()
     worst = float(scaled.sum(axis=0).max())
-    # Per tilt t: log P(sum >= worst) <= sum over rows of log mean over ranks of exp(t x delay), minus t x worst.
+    # For each tilt t: log P(sum >= worst) <= sum over rows of log mean over ranks of exp(t x delay), minus t x worst.
     bounds = [float((np.logaddexp.reduce(tilt * scaled, axis=1) - log(ranks)).sum() - tilt * worst) for tilt in TILTS]
     return min(1.0, ranks * exp(min(*bounds, 0.0)))
 
 
 def observations_needed(ranks: int, most_p_value: float) -> int:
-    """Return how many trials or steps one rank must be late in, alone, for luck to have at most this probability."""
+    """Return in how many trials or steps a rank alone must be late for chance to have at most this probability."""
     return 1 + ceil(log(1 / most_p_value) / log(ranks))
 
 
 # The verdict over one trial or several.
 #
-# What makes a rank late may be luck of the whole trial (its core, a neighbour), which affects all its steps. So only
-# several trials show that a rank is late wherever it is started; steps show it for their own trial.
+# A rank may be late because of the whole trial's circumstances (its core, a neighbour), which affect all its steps. So
+# only several trials show that a rank is late wherever it is started; steps show it only for their own trial.
 
 MOST_P_VALUE = 0.02
-"""The largest p-value at which a straggler is named."""
+"""Maximum p-value of a straggler."""
 
 LEAST_COST = 0.01
-"""The least share of the traced time that a straggler must cost."""
+"""Minimum share of the traced time that a straggler costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Straggler:
 
     delay_ns: see `Lateness`. cost_ratio: share of the traced time; cost_ratios: by trial. delay_ratio: share of all
     ranks' delays.
-    p_value: an upper bound on the probability of as much delay if all ranks were late alike.
+    p_value: an upper bound on the probability of as much delay if all ranks were equally late.
     names: the events that ran longest in the cause.
     """
 
@@ -82,11 +82,11 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoStraggler:
-    """The verdict that there is no straggler: lateness is spread evenly, may be luck or costs next to nothing.
+    """The verdict that there is no straggler: lateness is spread evenly, may be chance, or costs next to nothing.
 
-    more: how many more steps or trials (whichever it was judged by) would be needed to tell such lateness from luck;
-    None where their number is not the reason.
-    likely: the rank that is most likely one; None where nothing speaks for any.
+    more: number of additional steps or trials (the unit of the verdict) that it would take to distinguish such lateness
+    from chance; None if their number is not the reason.
+    likely: the most likely rank; None if there is no evidence against any.
     """
 
     why: str
@@ -97,8 +97,8 @@ class NoStraggler:
 def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = "trial") -> Straggler | NoStraggler:
     """Return the straggler in these trials of the same ranks, or why there is none.
 
-    by: the independent observations. By "step" the verdict holds for the ranks as started in these trials, and says
-    nothing about the same ranks started again.
+    by: the independent observations. By "step", the verdict holds for the ranks as started in these trials, and not for
+    the same ranks when they are started again.
     """
     if not trials or not all(trial.ranks for trial in trials):
         return NoStraggler(
@@ -111,7 +111,7 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     else:
         delays_ns = np.concatenate([trial.delays_ns for trial in trials])
     if not delays_ns.any():
-        return NoStraggler(why="in every collective the last ranks come together, as far as the clocks can tell")
+        return NoStraggler(why="in every collective the last ranks arrive together, within the clocks' uncertainty")
     by_rank_ns = delays_ns.sum(axis=0)
     column, ranks = int(by_rank_ns.argmax()), int(by_rank_ns.size)
     of_rank = [trial.ranks[column] for trial in trials]
@@ -122,13 +122,12 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
             why=f"rank {rank}, the costliest, holds the others up for {100 * cost_ratio:.2f} % of the traced time"
         )
     delay_ratio = delay_ns / int(by_rank_ns.sum())
-    # Half-way from an even share to all of it.
+    # Halfway between an even share and all of it.
     least_ratio = (1 + 1 / ranks) / 2
     if delay_ratio < least_ratio:
         return NoStraggler(
-            why=f"lateness is spread: rank {rank}, the costliest, has {100 * delay_ratio:.0f} % of it, and one"
-            " that stands out"
-            f" among {ranks} has {100 * least_ratio:.0f} % or more"
+            why=f"lateness is spread: rank {rank}, the costliest, has {100 * delay_ratio:.0f} % of it; a straggler"
+            f" among {ranks} ranks has {100 * least_ratio:.0f} % or more"
         )
     p_value = p_value_bound(delays_ns)
     if p_value > MOST_P_VALUE:
@@ -159,7 +158,7 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
 def _not_significant(
     has: str, delays_ns: NDArray[np.int64], column: int, p_value: float, *, by: Literal["trial", "step"] | None
 ) -> NoStraggler:
-    """Return the verdict of a rank whose p-value is too large. by: what a row of delays is; None if unknown."""
+    """Return the verdict for a rank whose p-value is too large. by: the unit of a row of delays; None if unknown."""
     if by is None:
         return NoStraggler(why=f"{has}, but no trace marks the steps, so it may be chance")
     rows, needed = delays_ns.shape[0], observations_needed(delays_ns.shape[1], MOST_P_VALUE)
@@ -177,9 +176,9 @@ def _likely(
     more: int | None,
     by: Literal["trial", "step"] | None,
 ) -> str | None:
-    """Return that the rank is likely the straggler; None unless it is late in most of several observations.
+    """Return a text that names the rank as likely; None unless it is late in most of several observations.
 
-    delays_ns: its own, by observation. by: as in `_not_significant`; without it collectives are counted.
+    delays_ns: the rank's, by observation. by: as in `_not_significant`; if None, collectives are counted.
     """
     if by is None:
         late, count = (
@@ -195,15 +194,15 @@ def _likely(
 
 
 def _share(delay_ns: int, traced_ns: int) -> float:
-    """Return the delay's share of the traced time, at most 1: collectives outside of steps may exceed that time."""
+    """Return the delay's share of the traced time, at most 1, since collectives outside steps may exceed this time."""
     return min(1.0, delay_ns / traced_ns) if traced_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """The lateness of every rank, the costliest first, and the verdict.
+    """The lateness of every rank, costliest first, and the verdict.
 
-    straggler: None where there is none; why_none then gives the reason, and likely the rank that may yet be one.
+    straggler: None if there is none; why_none then has the reason, and likely the rank that might be one.
     """
 
     alignment: Alignment
@@ -214,7 +213,7 @@ class Stragglers:
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the verdict, lateness by rank, who waited for whom, and the clocks, whose notes are in `notes`."""
+        """Return the verdict, lateness and waits by rank, and the clocks, whose notes are in `notes`."""
         straggler = self.straggler
         verdict = (
             ()
@@ -277,10 +276,11 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
     """Return the lateness of these ranks, and the straggler if there is one.
 
     It counts collectives that no rank leaves before the last arrives, without each rank's first. A rank is late if it
-    comes after all others by more than the clock error: how far the ends of a collective lie apart on different clocks.
+    arrives after all others by more than the clock error: the difference between the ends of a collective on different
+    clocks.
 
     Raises:
-        ValueError: two Timelines are of one rank.
+        ValueError: two Timelines belong to the same rank.
     """
     analysis = collectives(timelines)
     lateness = traced_lateness(analysis)
@@ -301,22 +301,22 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
 def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[str]:
     yield f"a rank is late if it arrives more than {(alignment.residual_ns or 0) / 1e3:g} us after all others"
     yield (
-        "what it does are the parts of its delay: what it did more than the last but one since both left a collective;"
-        " below 0 where it did less; to have left later counts as an earlier collective, less what the host idled less"
+        "activities are parts of the delay: what the rank did more than the second-to-last since both left a"
+        " collective, negative if it did less; leaving that collective later counts as an earlier collective, reduced"
+        " by the time that the host then idled less"
     )
     comparable = [time for time in times if time.matched.collective not in ROOTED and not time.matched.is_first]
     if impossible := count_impossible(comparable, alignment.residual_ns or 0):
         yield (
-            f"{impossible} of {len(comparable)} collectives seem to end on a rank before the last has arrived:"
-            " clocks or"
-            " groups differ from what is assumed, and who is late may be another"
+            f"{impossible} of {len(comparable)} collectives seem to end on a rank before the last has arrived: clocks"
+            " or groups differ from what is assumed, and another rank may be late"
         )
     rooted = sum(time.matched.collective in ROOTED for time in times)
     if rooted:
         yield f"{rooted} rooted collectives are left out: in them it is unknown who waits for whom"
     if not any(timeline.of_kind("step").any() for timeline in alignment.timelines):
-        yield "no trace marks steps: all lateness of a rank, until another is late, counts as of one step"
+        yield "no trace marks steps: consecutive late arrivals of the same rank count as one step"
     yield (
-        "the chance is that of independent steps of ranks as they were started: whether a rank is late wherever it is"
-        " started, only more trials tell"
+        "the chance assumes independent steps of the ranks as they were started: only more trials show whether a rank"
+        " is late wherever it is started"
     )

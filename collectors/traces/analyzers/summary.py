@@ -1,7 +1,6 @@
-"""Where each rank's time went: over its whole trace, in each step, and outside of the steps.
+"""Where each rank's time went: over its whole trace, in each step, and outside the steps.
 
-Time is a union: spans that overlap count once. Work is the plain sum of durations. Both are exact, in integer
-nanoseconds.
+Time is a union: overlapping spans count once. Work is the sum of durations. Both are exact, in integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ WORKING: tuple[SpanKind, ...] = ("compute", "communication", "copy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSummary:
-    """One interval of one rank's trace.
+    """An interval of a rank's trace.
 
-    work_ns: by kind, the sum of the spans' durations within the stretch; without communication where the whole trace
-    holds none, and without copies where it has no device.
+    work_ns: by kind, the sum of the spans' durations within the interval; without communication if the whole trace has
+    none, and without copies if it has no device.
     """
 
     rank: int
@@ -38,8 +37,8 @@ class IntervalSummary:
 class TraceSummary:
     """The step intervals of all ranks, sorted by rank and time.
 
-    decided_by: by rank and name of what communicates on the device, the rule that decided it.
-    notes: what is not known, and why.
+    decided_by: by rank and name of a kernel or copy that communicates, the rule that classified it.
+    notes: what is unknown, and why.
     """
 
     shares: tuple[IntervalSummary, ...]
@@ -47,7 +46,7 @@ class TraceSummary:
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the traces, their steps, the collectives of each trace, and the rules that recognised them."""
+        """Return the traces, their steps, the collectives of each trace, and the rules that classified them."""
         traces = [share for share in self.shares if share.stretch.part == "trace"]
         begins_ns = {share.rank: share.stretch.start_ns for share in traces}
         return (
@@ -156,10 +155,10 @@ def _unknown(timeline: Timeline, parts: Sequence[StepInterval]) -> Iterator[str]
 
 
 def _works_ns(timeline: Timeline, parts: Sequence[StepInterval]) -> list[dict[SpanKind, int]]:
-    """Return per stretch the sum of the spans' durations in it, by kind.
+    """Return for each interval the sum of the spans' durations in it, by kind.
 
-    Of a stretch it is the work before its end less the work before its start. The work before a moment t is the sum of
-    t - start over spans that started by t, less the sum of t - end over spans that ended by t: spans [0, 4) and [2, 9)
+    This is the work before the interval's end minus the work before its start. The work before a moment t is the sum of
+    t - start over spans that started by t, minus the sum of t - end over spans that ended by t: spans [0, 4) and [2, 9)
     have (5 + 3) - 1 = 7 before t = 5.
     """
     works_ns: list[dict[SpanKind, int]] = [{} for _ in parts]
@@ -178,7 +177,7 @@ def _works_ns(timeline: Timeline, parts: Sequence[StepInterval]) -> list[dict[Sp
         for sign, edges_ns in ((1, timeline.start_ns[chosen]), (-1, timeline.end_ns[chosen])):
             sorted_ns = np.sort(edges_ns) - origin_ns
             sums_ns = np.concatenate(([0], np.cumsum(sorted_ns)))
-            # The sum of t - edge over the edges passed by t, from their number and their sum.
+            # The sum of t - edge over all edges before t, from their number and their sum.
             passed = np.searchsorted(sorted_ns, moments_ns, side="right")
             work_ns += sign * (passed * moments_ns - sums_ns[passed])
         for number, (before, after) in enumerate(work_ns):

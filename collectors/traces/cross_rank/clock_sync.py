@@ -1,9 +1,9 @@
-"""Clock synchronisation: the offsets that put all ranks on one clock, from the ends of their collectives.
+"""Clock synchronisation: offsets that put all ranks on a common clock, from the ends of their collectives.
 
-Ranks of one host share a clock, so a difference between their ends is no clock error. Clocks of different hosts are
-compared: a rank leaves a collective when all ranks have come and its data is there. So ranks leave within microseconds
-of each other, however long each waited, and the median difference of two ranks' ends is the difference of their clocks.
-Clock drift is not corrected; over a trace of seconds it is microseconds.
+Ranks of one host share a clock, so their ends differ for other reasons. The clocks of different hosts are compared: a
+rank leaves a collective when all ranks have arrived and its data is there, so ranks leave within microseconds of each
+other, however long each has waited, and the median difference between two ranks' ends is that between their clocks.
+Clock drift is not corrected; over a trace of seconds it amounts to microseconds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from collectors.traces.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """When the collectives of one group ended, on each clock of its ranks. A clock is named by its owner, a rank.
+    """The ends of a group's collectives on each of its ranks' clocks. A clock is identified by its owner, a rank.
 
-    Ranks that share a clock count with their median.
-    ranks: those of the group whose traces are given. clocks: owners, ascending.
+    Ranks that share a clock are represented by their median.
+    ranks: of the group, those with a trace. clocks: owners, ascending.
     end_ns: one row per collective, one column per clock.
     """
 
@@ -38,12 +38,12 @@ class Ends:
     end_ns: Times
 
     def moved_ns(self, offset_ns: Mapping[int, int]) -> Times:
-        """Return the ends with each clock moved by its offset."""
+        """Return the ends with each clock shifted by its offset."""
         return self.end_ns + np.array([offset_ns[clock] for clock in self.clocks], dtype=np.int64)
 
 
 def connected_sets(clock_of: Mapping[int, int], groups: Sequence[Ends]) -> list[tuple[int, ...]]:
-    """Return the sets of ranks that a clock or groups connect, directly or through others; sorted by lowest rank.
+    """Return the sets of ranks that clocks or groups connect, directly or through others; sorted by lowest rank.
 
     clock_of: by rank, the owner of its clock.
     """
@@ -55,16 +55,16 @@ def connected_sets(clock_of: Mapping[int, int], groups: Sequence[Ends]) -> list[
 
 
 def offsets(clocks: Sequence[int], groups: Sequence[Ends]) -> dict[int, int]:
-    """Return what to add to each clock so that it agrees with the first. The groups must connect all clocks.
+    """Return the offset to add to each clock so that it agrees with the first. The groups must connect all clocks.
 
-    In each group, offset + ahead should be the same for all clocks. The offsets are those that come closest to this by
-    least squares, with each group weighted by its number of collectives.
+    In each group, offset + ahead should be the same for all clocks. The offsets fulfil this best by least squares, with
+    each group weighted by its number of collectives.
     """
-    # Solve only for the difference to a guess: clocks may be years apart, which a float does not hold to the ns.
+    # Solve for the difference to a guess: clocks may be years apart, which a float cannot represent to the nanosecond.
     guess_ns = _guessed(clocks[0], groups)
     column = {clock: number for number, clock in enumerate(clocks)}
     # One equation for each group and clock: weight * (offset[clock] - moment[group]) = -weight * ahead.
-    # The unknowns are one offset per clock, then one moment per group.
+    # The unknowns are an offset per clock, then a moment per group.
     size = sum(len(ends.clocks) for ends in groups)
     terms, ahead_ns = np.zeros((size, len(clocks) + len(groups))), np.zeros(size)
     row = 0
@@ -76,14 +76,15 @@ def offsets(clocks: Sequence[int], groups: Sequence[Ends]) -> dict[int, int]:
             ahead_ns[row] = -weight * ahead
             row += 1
     solution = np.linalg.lstsq(terms, ahead_ns, rcond=None)[0] if size else np.zeros(len(clocks))
-    # The equations fix offsets up to a constant; the first clock's becomes 0.
+    # The equations determine offsets up to a constant; the first clock's becomes 0.
     return {clock: guess_ns[clock] + round(solution[column[clock]] - solution[column[clocks[0]]]) for clock in clocks}
 
 
 def _ahead_ns(end_ns: Times) -> NDArray[np.float64]:
-    """Return by how much each clock is ahead of the first: the median over the collectives.
+    """Return how far each clock is ahead of the first: the median over the collectives.
 
-    Guess from the first clock's ends, then correct by the median end of each collective, which is less noisy.
+    The first guess compares with the first clock's ends, the correction with each collective's median end, which is
+    less noisy.
     """
     apart_ns = (end_ns - end_ns[:, :1]).astype(np.float64)
     guess_ns = np.median(apart_ns, axis=0)
@@ -93,7 +94,7 @@ def _ahead_ns(end_ns: Times) -> NDArray[np.float64]:
 
 
 def _guessed(first: int, groups: Sequence[Ends]) -> dict[int, int]:
-    """Return rough offsets from the first collective of each group, going from group to group."""
+    """Return rough offsets from the first collective of each group, proceeding from group to group."""
     guess_ns = {first: 0}
     remaining = list(groups)
     while remaining:
@@ -109,17 +110,17 @@ def _guessed(first: int, groups: Sequence[Ends]) -> dict[int, int]:
 # Ranks of one host, which share a clock.
 
 MOST_IMPOSSIBLE = 0.05
-"""The largest share of collectives within one host that a rank may seem to leave before another comes.
+"""Maximum share of a host's collectives that a rank may appear to leave before another arrives.
 
-Clocks of one host agree within microseconds, so there should be none; but a few may be matched wrongly.
+A host's clocks agree within microseconds, so there should be none; but a few collectives may be matched wrongly.
 """
 
 
 def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[dict[int, int], tuple[str, ...]]:
-    """Return the owner of each rank's clock, which is the lowest rank of its host; and notes on what was assumed.
+    """Return the owner of each rank's clock, which is the lowest rank of its host; and notes on assumptions.
 
-    A rank whose trace names no host has a clock of its own, and so has one whose device has another clock than its
-    host. So have ranks whose host has one name but cannot be one machine, as machines may all be called localhost.
+    A rank has a clock of its own if its trace names no host, if its device and its host have different clocks, or if
+    the ranks with its host name cannot be on one machine: several machines may be called localhost.
     """
     owner = {timeline.rank: timeline.rank for timeline in timelines}
     hosts: dict[str, list[int]] = defaultdict(list)
@@ -133,19 +134,19 @@ def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[
             continue
         if host in doubted:
             notes.append(
-                f"ranks {listed(ranks)} say that they are on host {host}, but by its clock leave collectives before"
-                " all have come: each is assumed to have its own clock"
+                f"ranks {listed(ranks)} report host {host}, but on a single clock would leave collectives before all"
+                " have arrived: each is assumed to have its own clock"
             )
         else:
             owner |= dict.fromkeys(ranks, ranks[0])
-            notes.append(f"ranks {listed(ranks)} are on host {host}: they have one clock")
+            notes.append(f"ranks {listed(ranks)} are on host {host}: they share a clock")
     return owner, tuple(notes)
 
 
 def _doubted(host_of: Mapping[int, str], timelines: Sequence[Timeline], matching: Matching) -> set[str]:
-    """Return the hosts where too many collectives would end on one rank before another comes, were they one machine."""
+    """Return the hosts with too many collectives that, on a single clock, end on a rank before another arrives."""
     by_rank = {timeline.rank: timeline for timeline in timelines}
-    looked_at, impossible = Counter[str](), Counter[str]()
+    examined, impossible = Counter[str](), Counter[str]()
     for collective in matching.matched:
         if collective.collective in ROOTED or collective.is_first:
             continue
@@ -154,19 +155,19 @@ def _doubted(host_of: Mapping[int, str], timelines: Sequence[Timeline], matching
             if rank in host_of:
                 rows[host_of[rank]].append((int(by_rank[rank].start_ns[row]), int(by_rank[rank].end_ns[row])))
         for host, times_ns in rows.items():
-            looked_at[host] += 1
+            examined[host] += 1
             impossible[host] += min(end_ns for _, end_ns in times_ns) < max(start_ns for start_ns, _ in times_ns)
-    return {host for host, count in looked_at.items() if impossible[host] > MOST_IMPOSSIBLE * count}
+    return {host for host, count in examined.items() if impossible[host] > MOST_IMPOSSIBLE * count}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How well the ends of one process group's collectives agree on the common clock.
+    """How well the ends of a process group's collectives agree on the common clock.
 
-    group: its name; None if the traces do not tell groups. collectives: how many were compared.
+    group: its name; None if the traces do not name groups. collectives: the number compared.
     residual_ns, widest_ns: the time from the first to the last clock's end of a collective: median and maximum. Both
     are 0 for a group within one host, whose ranks share a clock; None for a single collective on several clocks, whose
-    ends some offsets always bring together.
+    ends can always be made to agree.
     """
 
     group: str | None
@@ -178,13 +179,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """The offsets that put the clocks of these ranks together.
+    """The offsets that put these ranks on a common clock.
 
-    timelines: as they were given. offset_ns: by rank, what to add to its clock; 0 for ranks left as they are.
+    timelines: as given. offset_ns: by rank, the offset to add to its clock; 0 for unchanged ranks.
     agreements: of each group whose ends were compared.
     connected: sets of ranks on one host, or whose ends were compared, directly or through others. Clocks of different
     sets are not comparable.
-    notes: what was assumed, and what could not be aligned.
+    notes: assumptions, and what could not be aligned.
     """
 
     timelines: tuple[Timeline, ...]
@@ -195,16 +196,16 @@ class Alignment:
 
     @property
     def residual_ns(self) -> int | None:
-        """How far times of different ranks may be off: the largest median of a group; None if none is known."""
+        """Uncertainty when times of different ranks are compared: the largest median of a group; None if unknown."""
         known = [agreement.residual_ns for agreement in self.agreements if agreement.residual_ns is not None]
         return max(known, default=None)
 
     def applied(self) -> tuple[Timeline, ...]:
-        """Return the Timelines on the common clock, in the order in which they were given."""
+        """Return the Timelines on the common clock, in the given order."""
         return tuple(timeline.moved(self.offset_ns[timeline.rank]) for timeline in self.timelines)
 
     def tables(self) -> tuple[Table, ...]:
-        """Return tables of each rank's offset and of how well the ends of each group agree."""
+        """Return tables of each rank's offset and each group's agreement."""
         return (
             table_of(
                 "clocks",
@@ -215,7 +216,7 @@ class Alignment:
             ),
             table_of(
                 "residuals",
-                "How far the ends of one collective still lie apart on different clocks",
+                "Remaining difference between the ends of a collective on different clocks",
                 "group ranks collectives median_ns widest_ns",
                 [
                     (
@@ -232,17 +233,17 @@ class Alignment:
 
 
 def align(timelines: Sequence[Timeline], matching: Matching | None = None) -> Alignment:
-    """Find the offsets of these ranks' clocks, from the median difference of their collectives' ends.
+    """Find the offsets of these ranks' clocks, from the median differences between their collectives' ends.
 
-    Ranks of one host have one offset. Rooted collectives and messages are left out, since their ends need not agree;
-    so is the first collective of each rank. If several groups connect clocks, the offsets fit all groups best, by least
-    squares. In each set of connected ranks the lowest keeps its clock. If no two clocks are further apart than the ends
-    of one collective, the clocks are treated as the same, and no rank's times are shifted.
+    Ranks of one host have the same offset. Rooted collectives and messages are left out, since their ends need not
+    agree; so is the first collective of each rank. If several groups connect clocks, the offsets are a least-squares
+    fit to all groups. In each set of connected ranks the lowest keeps its clock. If the clocks differ by no more than
+    the ends of a collective, they are treated as the same clock, and no rank's times are shifted.
 
-    matching: of these Timelines, if it is known already.
+    matching: of these Timelines, if already known.
 
     Raises:
-        ValueError: two Timelines are of one rank.
+        ValueError: two Timelines belong to the same rank.
     """
     matching = match(timelines) if matching is None else matching
     clock_of, of_hosts = clocks_of_hosts(timelines, matching)
@@ -255,9 +256,9 @@ def align(timelines: Sequence[Timeline], matching: Matching | None = None) -> Al
         clocks = sorted({clock_of[rank] for rank in ranks})
         shift_ns = offsets(clocks, of_set)
         limit_ns = max((_agreement(ends, shift_ns).residual_ns or 0 for ends in of_set), default=0)
-        is_one = max(shift_ns.values()) - min(shift_ns.values()) <= limit_ns
-        offset_ns |= {rank: 0 if is_one else shift_ns[clock_of[rank]] for rank in ranks}
-        if is_one and len(clocks) > 1:
+        is_same_clock = max(shift_ns.values()) - min(shift_ns.values()) <= limit_ns
+        offset_ns |= {rank: 0 if is_same_clock else shift_ns[clock_of[rank]] for rank in ranks}
+        if is_same_clock and len(clocks) > 1:
             notes.append(
                 f"the clocks of ranks {listed(ranks)} agree to {limit_ns / 1e3:g} us, as closely as a collective ends"
                 " on all ranks, so they are treated as the same clock"
@@ -283,7 +284,7 @@ def _compared(timelines: Sequence[Timeline], matching: Matching, clock_of: Mappi
             rows[collective.group, collective.ranks].append(collective.rows)
     ends = []
     for (group, ranks), of_group in rows.items():
-        # (collectives, ranks), and from these (collectives, clocks).
+        # (collectives, ranks), then (collectives, clocks).
         by_rank_ns = np.stack(
             [end_ns[rank][row] for rank, row in zip(ranks, np.array(of_group).T, strict=True)], axis=1
         )
@@ -296,7 +297,7 @@ def _compared(timelines: Sequence[Timeline], matching: Matching, clock_of: Mappi
 
 
 def _agreement(ends: Ends, offset_ns: Mapping[int, int]) -> Agreement:
-    # For each collective the time from its first to its last end over the clocks.
+    # For each collective, the time from its first to its last end over the clocks.
     moved_ns = ends.moved_ns(offset_ns)
     spread_ns = moved_ns.max(axis=1) - moved_ns.min(axis=1)
     is_known = spread_ns.size > 1 or len(ends.clocks) == 1
@@ -309,12 +310,12 @@ def _agreement(ends: Ends, offset_ns: Mapping[int, int]) -> Agreement:
     )
 
 
-# A critical path can only go through ranks whose clocks are compared with each other: between others, a difference of
-# times is a difference of clocks and says nothing about waiting.
+# A critical path can only go through ranks with comparable clocks: between others, a difference in time is a difference
+# between clocks and says nothing about waiting.
 
 
 def ranks_on_one_clock(alignment: Alignment, present: Collection[int]) -> frozenset[int]:
-    """Return the largest set of present ranks whose clocks are compared; of equals the one with the lowest."""
+    """Return the largest set of present ranks with comparable clocks; of equal sets, the one with the lowest rank."""
     sets = [frozenset(present) & frozenset(ranks) for ranks in alignment.connected]
     return max(sets, key=len)
 
@@ -322,12 +323,12 @@ def ranks_on_one_clock(alignment: Alignment, present: Collection[int]) -> frozen
 def on_one_clock(
     alignment: Alignment, matching: Matching, present: Collection[int]
 ) -> tuple[Alignment, Matching, list[str]]:
-    """Return the alignment and matching of these ranks (`ranks_on_one_clock`) alone, and a note on those left out.
+    """Return alignment and matching restricted to `ranks_on_one_clock`, and a note on ranks left out.
 
-    Collectives that they share with other ranks become unmatched.
+    Collectives shared with other ranks become unmatched.
     """
     ranks = ranks_on_one_clock(alignment, present)
-    reason = "it is with ranks whose clocks are not compared"
+    reason = "ranks take part whose clocks are not compared"
     apart = [
         Unmatched(rank=rank, row=row, reason=reason)
         for collective in matching.matched

@@ -1,7 +1,7 @@
-"""The order of two ranks' collectives of one group: where the one's sequence stands in the other's.
+"""The order of a group's collectives on two ranks: the shift between the ranks' sequences.
 
-Numbers of steps tell it, else what the collectives are and when they end. `lost_collectives` then looks for what a
-trace lost in between.
+The shift follows from step numbers, or else from the kinds of the collectives and when they end. `lost_collectives`
+then looks for collectives that a trace lost in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collectors.traces.timeline import ABSENT
 def median_ns(moments_ns: Times, axis: int = 0) -> Times:
     """Return the median along the axis, rounded down to whole nanoseconds.
 
-    Only differences to the first moment go through a float, which cannot hold Unix time to the nanosecond.
+    Only differences to the first moment become floats, which cannot represent Unix time to the nanosecond.
     """
     first_ns = np.take(moments_ns, [0], axis=axis)
     apart_ns: NDArray[np.float64] = np.median((moments_ns - first_ns).astype(np.float64), axis=axis)
@@ -27,23 +27,24 @@ def median_ns(moments_ns: Times, axis: int = 0) -> Times:
 
 
 TOLERANCE_NS = 5_000
-"""How far apart the ends of one collective may lie; shifts whose unevenness differs by less are indistinguishable."""
+"""Maximum difference between a collective's ends; shifts whose unevenness differs by less are indistinguishable."""
 
 LEAST_SHARED = 3
-"""The ends of fewer collectives lie apart evenly at any shift."""
+"""Minimum number of shared collectives; with fewer, the differences between ends are even at any shift."""
 
 LEAST_AGREEMENT = 0.75
-"""The smallest share of the collectives in both traces that must be of one kind if the shift is right."""
+"""Minimum share of the collectives in both traces whose kinds must agree at the right shift."""
 
 MOST_SEPARATE = 0.1
-"""The largest share of a group's collectives that one rank may seem to leave before another comes."""
+"""Maximum share of a group's collectives that a rank may appear to leave before another arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSequence:
-    """One rank's collectives of a group, in order.
+    """A rank's collectives of a group, in order.
 
-    kinds: numbers, equal for what is alike on all ranks. steps: the number of each one's step; `ABSENT` if not known.
+    kinds: numbers, equal if everything is equal that must be on all ranks. steps: the number of each collective's step;
+    `ABSENT` if unknown.
     """
 
     kinds: NDArray[np.int64]
@@ -54,11 +55,11 @@ class CollectiveSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """Where one rank's sequence stands in the reference: its collective i is the reference's i + positions.
+    """A rank's shift against the reference: its collective i is the reference's collective i + positions.
 
-    positions: negative if this rank has some collectives before the reference's first.
-    is_by_steps: whether the numbers of steps tell it. shared_ratio: the share of the shorter that has a counterpart.
-    ties: at how many other shifts they fit as well.
+    positions: negative if this rank has collectives before the reference's first.
+    is_by_steps: whether step numbers determine it. shared_ratio: share of the shorter sequence with a counterpart.
+    ties: number of other shifts that fit equally well.
     """
 
     positions: int
@@ -70,8 +71,8 @@ class Shift:
 def best_shift(reference: CollectiveSequence, other: CollectiveSequence) -> Shift | None:
     """Return the shift of the other; None if they agree at no shift, or have no step in common.
 
-    Numbers of steps may tell any shift. Without them, at least half of the shorter must have a counterpart, and of
-    equally good shifts the shift nearest to 0 wins.
+    Step numbers may give any shift. Without them, at least half of the shorter sequence must have a counterpart, and
+    of equally good shifts the one nearest to 0 wins.
     """
     steps, other_steps = (np.unique(calls.steps[calls.steps != ABSENT]) for calls in (reference, other))
     is_by_steps, positions, ties = False, None, 0
@@ -91,10 +92,10 @@ def best_shift(reference: CollectiveSequence, other: CollectiveSequence) -> Shif
 
 
 def _shift_by_steps(reference: CollectiveSequence, other: CollectiveSequence, common: NDArray[np.int64]) -> int | None:
-    """Return the shift at which most of the common steps begin together; None if none has most, or kinds disagree.
+    """Return the shift that the majority of common steps give; None if there is no majority, or kinds disagree.
 
     Example: steps 4 4 5 5 6 6 in the reference and 5 5 6 6 in the other. Step 5 begins at 2 and at 0, step 6 at 4 and
-    at 2: both tell the shift 2.
+    at 2: both give the shift 2.
     """
     begins, other_begins = (
         np.array([np.argmax(calls.steps == number) for number in common]) for calls in (reference, other)
@@ -106,11 +107,11 @@ def _shift_by_steps(reference: CollectiveSequence, other: CollectiveSequence, co
 
 
 def _shifts_by_kinds_and_ends(reference: CollectiveSequence, other: CollectiveSequence) -> list[int]:
-    """Return the shifts at which the sequences agree best, the nearest to 0 first.
+    """Return the shifts at which the sequences agree best, nearest to 0 first.
 
-    If all kinds agree at 0 and the ends lie apart evenly there, no other shift is tried.
+    If all kinds agree at shift 0 and the ends lie evenly apart, no other shift is tried.
 
-    Example, in us: kinds A A A A in the reference and A A A in the other agree at shifts 0 and 1. Ends tell more:
+    Example, in us: kinds A A A A in the reference and A A A in the other agree at shifts 0 and 1. The ends decide:
 
         reference ends at     0  30  40  90
         other ends at           530 540 590    its clock is 500 ahead
@@ -120,18 +121,18 @@ def _shifts_by_kinds_and_ends(reference: CollectiveSequence, other: CollectiveSe
     size, other_size = reference.kinds.size, other.kinds.size
     if not min(size, other_size):
         return []
-    # All shifts at which at least half of the shorter, rounded up, has a counterpart.
+    # All shifts at which at least half of the shorter sequence, rounded up, has a counterpart.
     half = (min(size, other_size) + 1) // 2
     shifts = range(half - other_size, size - half + 1)
     if 0 in shifts and agreement(reference, other, 0) == 1 and uneven_by_ns(reference, other, 0) <= TOLERANCE_NS:
         return [0]
-    # The shifts with the best agreement of kinds, if that is good enough.
+    # The shifts at which kinds agree best, if well enough.
     agreements = {shift: agreement(reference, other, shift) for shift in sorted(shifts, key=abs)}
     best = max(agreements.values())
     if best < LEAST_AGREEMENT:
         return []
     agreeing = [shift for shift, agreement in agreements.items() if agreement == best]
-    # Of these, the shifts whose ends lie apart about as evenly as at the best one.
+    # Of these, the shifts at which ends lie about as evenly apart as at the best shift.
     comparable = [shift for shift in agreeing if count_shared(reference, other, shift) >= LEAST_SHARED]
     if len(comparable) < 2:
         return comparable or agreeing
@@ -141,9 +142,9 @@ def _shifts_by_kinds_and_ends(reference: CollectiveSequence, other: CollectiveSe
 
 
 def ran_together(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> bool:
-    """Return whether both ranks were in nearly all shared collectives at the same time, whatever their clocks show."""
+    """Return whether both ranks were in nearly all shared collectives at the same time, despite different clocks."""
     mine, theirs = _shared(reference, other, shift)
-    # Move the other's times by the median difference of the ends, which is that of the clocks.
+    # Shift the other's times by the median difference of the ends, which is the difference of the clocks.
     apart_ns = median_ns(reference.end_ns[mine] - other.end_ns[theirs])
     start_ns, end_ns = other.start_ns[theirs] + apart_ns, other.end_ns[theirs] + apart_ns
     is_before = reference.end_ns[mine] + TOLERANCE_NS < start_ns
@@ -152,12 +153,12 @@ def ran_together(reference: CollectiveSequence, other: CollectiveSequence, shift
 
 
 def count_shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> int:
-    """Return how many collectives both have at this shift."""
+    """Return how many collectives the two share at this shift."""
     return min(reference.kinds.size - max(shift, 0), other.kinds.size - max(-shift, 0))
 
 
 def _shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> tuple[slice, slice]:
-    """Return the collectives that both have, as a slice of the reference and of the other.
+    """Return the shared collectives, as slices of the reference and of the other.
 
     Example: of 5 and 4 collectives at shift 1 these are 1 to 4 and 0 to 3; at shift -1, 0 to 2 and 1 to 3.
     """
@@ -166,7 +167,7 @@ def _shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int
 
 
 def agreement(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> float:
-    """Return the share of the shared collectives that have the same kind."""
+    """Return the share of the shared collectives whose kinds agree."""
     mine, theirs = _shared(reference, other, shift)
     return float((reference.kinds[mine] == other.kinds[theirs]).mean())
 

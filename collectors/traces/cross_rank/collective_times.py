@@ -1,7 +1,7 @@
 """Times of a collective on several ranks: how long each rank waited for the last, and how long the transfer took.
 
-wait: from a rank's own arrival to the last rank's. transfer: from the last arrival to the rank's own end. Also here:
-the size and bandwidth of a collective, the step it belongs to, and checks for impossible times.
+wait: from a rank's own arrival to the last rank's. transfer: from the last arrival to the rank's own end. Also computes
+a collective's size, bandwidth and step, and detects impossible times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collectors.traces.timeline import ABSENT, Call, Timeline
 from workloads.cost_models.communication import bus_factor
 from workloads.cost_models.terms import Collective
 
-# Bytes per element of each dtype. torch is not asked, since traces are also read where it is not installed.
+# Bytes per element of each dtype. Not taken from torch, which need not be installed to read traces.
 
 _BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1,
@@ -30,7 +30,7 @@ _BYTES = {
 
 
 def buffer_bytes(call: Call) -> int | None:
-    """Return the bytes of the larger of the rank's two buffers, as nccl-tests counts; None if the trace lacks it."""
+    """Return the bytes of the rank's larger buffer, as nccl-tests counts; None if the trace lacks it."""
     known = [elements for elements in (call.given_elements, call.filled_elements) if elements is not None]
     if not known or call.dtype not in _BYTES:
         return None
@@ -42,11 +42,11 @@ _WITH_BANDWIDTH: tuple[Collective, ...] = get_args(Collective)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTime:
-    """One collective on the common clock; tuples are in the order of `matched.ranks`.
+    """A collective on the common clock; tuples are in the order of `matched.ranks`.
 
-    wait_ns, transfer_ns: add up to the collective's duration on the rank. A rank that left before the last one came
-    only waited; this may happen in a rooted collective, else the clocks are off.
-    size_bytes: of the larger of a rank's two buffers, the largest if ranks differ; None if a trace does not say.
+    wait_ns, transfer_ns: add up to the collective's duration on the rank. A rank that left before the last one arrived
+    only waited; this can happen in a rooted collective, otherwise the clocks are off.
+    size_bytes: of a rank's larger buffer, the maximum if ranks differ; None if a trace lacks it.
     """
 
     matched: MatchedCollective
@@ -58,7 +58,7 @@ class CollectiveTime:
 
     @property
     def last_rank(self) -> int:
-        """The rank that came last; the lowest if several did."""
+        """The rank that arrived last; the lowest if several did."""
         return self.matched.ranks[self.arrival_ns.index(max(self.arrival_ns))]
 
     @property
@@ -66,7 +66,7 @@ class CollectiveTime:
         """Bytes per second from the last arrival to the last end.
 
         None if the size is unknown, no time passes between the two, ranks are missing (one of them may be last), or
-        the collective is rooted, so that data moves before the last rank has come.
+        the collective is rooted, so that data moves before the last rank has arrived.
         """
         elapsed_ns = max(self.end_ns) - max(self.arrival_ns)
         is_partial = self.matched.missing_count > 0 or self.matched.collective in ROOTED
@@ -87,7 +87,7 @@ class CollectiveTime:
 def time_of(
     matched: MatchedCollective, timelines: Mapping[int, Timeline], offset_ns: Mapping[int, int]
 ) -> CollectiveTime:
-    """Return the times of one collective. timelines: by rank, on their own clocks. offset_ns: to add to these."""
+    """Return the times of a collective. timelines: by rank, on their own clocks. offset_ns: by rank, to add."""
     spans = list(zip(matched.ranks, matched.rows, strict=True))
     arrival_ns = tuple(int(timelines[rank].start_ns[row]) + offset_ns[rank] for rank, row in spans)
     end_ns = tuple(int(timelines[rank].end_ns[row]) + offset_ns[rank] for rank, row in spans)
@@ -106,8 +106,8 @@ def time_of(
 
 # The step of each collective.
 #
-# A host runs ahead of its device, so a collective belongs to the step in which it was launched, whatever step the host
-# is in when it runs. If the launch is unknown, it belongs to the step that was at work on the device when it began.
+# A host runs ahead of its device, so a collective belongs to the step in which it was launched, not to the host's step
+# when it runs. If the launch is unknown, it belongs to the step that was at work on the device when it began.
 
 
 def steps_of(
@@ -116,12 +116,13 @@ def steps_of(
     steps: Mapping[int, Sequence[StepInterval]],
     offset_ns: Mapping[int, int],
 ) -> dict[MatchedCollective, int]:
-    """Return the number of each collective's step; collectives before the first step have the number before its.
+    """Return the number of each collective's step; for collectives before the first step, its number minus 1.
 
-    A step's number is the one in its name if all traces that mark steps number them in rising order, else its index in
-    its trace. Collectives on ranks without marks take the steps of the rank that marks most. Empty if no trace does.
+    A step's number is the one in its name if all traces that mark steps number them in ascending order, else its index
+    in its trace. Collectives on ranks without marks take the steps of the rank with the most marks. Empty if no trace
+    marks steps.
 
-    timelines: on their own clocks. steps: by rank, its marked steps. offset_ns: by rank, what to add to its clock.
+    timelines: on their own clocks. steps: by rank, its marked steps. offset_ns: by rank, to add to its clock.
     """
     marking = sorted(
         (timeline for timeline in timelines if steps[timeline.rank]),
@@ -149,13 +150,13 @@ def steps_of(
 
 
 class _Marked:
-    """The steps of one rank's trace. numbers: one per step."""
+    """The steps of a rank's trace. numbers: one per step."""
 
     def __init__(self, timeline: Timeline, steps: Sequence[StepInterval], numbers: NDArray[np.int64]) -> None:
         self._start_ns, self._launch = timeline.start_ns, launch_of(timeline)
         self._on_host_ns = timeline.start_ns[timeline.of_kind("step")]
         self._at_work_ns = np.array([step.start_ns for step in steps], dtype=np.int64)
-        # One entry more than steps, in front: the number for what is before the first step.
+        # An additional first entry: the number for collectives before the first step.
         self._numbers = np.concatenate((numbers[:1] - 1, numbers))
 
     def step_of(self, row: int) -> int:
@@ -166,14 +167,14 @@ class _Marked:
         return int(self._numbers[np.searchsorted(self._on_host_ns, self._start_ns[launch], side="right")])
 
     def step_at(self, moment_ns: int) -> int:
-        """Return the number of the step at work at a moment of the rank's clock."""
+        """Return the number of the step at work at a moment on the rank's clock."""
         return int(self._numbers[np.searchsorted(self._at_work_ns, moment_ns, side="right")])
 
 
 def is_impossible(time: CollectiveTime, residual_ns: int) -> bool:
-    """Return whether a rank seems to leave before the last has come, though nobody can leave this collective so early.
+    """Return whether a rank appears to leave before the last has arrived, though this collective does not allow it.
 
-    residual_ns: how far the times of different ranks may be off.
+    residual_ns: uncertainty when times of different ranks are compared.
     """
     return time.matched.collective not in ROOTED and min(time.end_ns) + residual_ns < max(time.arrival_ns)
 

@@ -1,8 +1,8 @@
-"""Lost collectives: where one rank's collectives stand in another's, if traces lost some in between.
+"""Lost collectives: matches one rank's collectives with another's if traces lost some in between.
 
-A profiler may lose any collective of a trace without sequence numbers. All that follow then stand one place further
-on. What both traces surely share are anchors; a collective between two anchors has a place if the shift is the same at
-both, and else none. What cannot be decided is reported as unsure, never guessed.
+A profiler may lose any collective, which in a trace without sequence numbers moves all later ones by one place.
+Collectives that both traces certainly share are anchors; a collective between two anchors has a place if both have the
+same shift, otherwise none. Undecidable matches are reported as unsure, never guessed.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from collectors.traces.intervals import Times
 from collectors.traces.timeline import ABSENT
 
 MOST_LOST = 4
-"""Clocks are compared by collectives that are at most so many places away from the shift."""
+"""Clocks are compared with collectives that are at most this many places away from the shift."""
 
 LEAST_EVEN = 0.75
-"""The smallest share of the shorter sequence whose ends must lie evenly apart to tell how far the clocks do."""
+"""Minimum share of the shorter sequence whose ends must lie evenly apart to determine the distance of the clocks."""
 
 LEAST_SPACING = 8
-"""Ends lie apart by the time between two collectives over this at most. With more, many would fit by chance."""
+"""The tolerance for ends is at most the time between two collectives divided by this; more would fit by chance."""
 
 LEAST_LEAD = 2
-"""By so many collectives more than any other, the distance of two clocks must fit; one end may fit by chance."""
+"""The distance of two clocks must fit this many more collectives than any other, since one end may fit by chance."""
 
 NO_PLACE = -(2**40)
-"""The place of a sequence's first collective if it has none; each one behind has the next number, so all differ."""
+"""Place of a sequence's first collective if it has none; later ones count up from it, so that all places differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedCalls:
     """The place of each of a sequence's collectives in the reference.
 
-    positions: `NO_PLACE` and above, far below all places, where the reference has none or the match is ambiguous.
-    is_unsure: where the match is ambiguous. begins: the shift of the first certain match; None if there is none.
-    lost: how many of the reference's are missing in between, at least.
-    lost_by_reference: how many the reference misses.
+    positions: `NO_PLACE` plus an index, far below all places, if the reference has none or the match is ambiguous.
+    is_unsure: whether the match is ambiguous. begins: the shift of the first certain match; None if there is none.
+    lost: minimum number of the reference's collectives that are missing in between.
+    lost_by_reference: minimum number that the reference lacks.
     """
 
     positions: NDArray[np.int64]
@@ -60,10 +60,10 @@ class PlacedCalls:
 
 
 def places_of(reference: CollectiveSequence, other: CollectiveSequence, shift: Shift) -> PlacedCalls:
-    """Return the places of the other's collectives. shift: of the most of them, see `best_shift`.
+    """Return the places of the other's collectives. shift: of the majority, see `best_shift`.
 
-    Numbers of steps and ends tell them. Example, in us: the reference ends at 0 30 40 90, the other, which lost the
-    second, at 500 540 590. At a distance of the clocks of 500, its collectives are the first, third and fourth.
+    Places follow from step numbers and ends. Example, in us: the reference ends at 0 30 40 90, the other, which lost
+    the second, at 500 540 590. If its clock is 500 ahead, its collectives are the first, third and fourth.
     """
     size = other.kinds.size
     along = np.arange(size) + shift.positions
@@ -81,22 +81,22 @@ def places_of(reference: CollectiveSequence, other: CollectiveSequence, shift: S
         return PlacedCalls(positions=NO_PLACE + np.arange(size), is_unsure=np.ones(size, dtype=np.bool_))
     known = np.flatnonzero(is_anchored)
     shifts = anchors[known] - known
-    # Between anchors of one shift all have it, if they ran together; beyond the outermost there is but one.
+    # Between anchors with the same shift, all have it if they ran together; outside there is only one candidate.
     following = np.minimum(np.searchsorted(known, np.arange(size)), known.size - 1)
     positions = np.arange(size) + shifts[following]
     is_unsure = np.zeros(size, dtype=np.bool_)
     if clocks is not None:
-        # Of kinds that mostly end at one time; of a broadcast, one rank may end before another begins.
+        # Only for kinds that mostly end together: in a broadcast, a rank may end before another begins.
         counts, anchored = np.bincount(other.kinds), np.bincount(other.kinds[known], minlength=other.kinds.max() + 1)
         ends_evenly = (2 * anchored >= counts)[other.kinds]
         is_unsure = ends_evenly & ~is_anchored & ~_is_together(reference, other, positions, clocks)
     has_place = ~is_unsure
-    # Where the shift changes, a trace lost some: what stands there has no place.
+    # Where the shift changes, a trace lost some, so the collectives in between have no place.
     jumps = np.diff(shifts)
     for gap in np.flatnonzero(jumps).tolist():
         between = slice(known[gap] + 1, known[gap + 1])
         has_place[between] = False
-        # If the reference has nothing there, it lost these.
+        # If the reference has nothing in between, it lost these.
         is_unsure[between] = anchors[known[gap + 1]] - anchors[known[gap]] > 1
     return PlacedCalls(
         positions=np.where(has_place, positions, NO_PLACE + np.arange(size)),
@@ -108,7 +108,7 @@ def places_of(reference: CollectiveSequence, other: CollectiveSequence, shift: S
 
 
 def _is_only_shift_of_kinds(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> bool:
-    """Return whether all kinds agree at this shift and at no other near it."""
+    """Return whether all kinds agree at this shift and at no other nearby."""
     near = [shift + step for step in range(-MOST_LOST, MOST_LOST + 1)]
     agreeing = [
         shift
@@ -118,21 +118,21 @@ def _is_only_shift_of_kinds(reference: CollectiveSequence, other: CollectiveSequ
     return agreeing == [shift]
 
 
-# How far the clocks of two ranks are apart.
+# The distance between the clocks of two ranks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clocks:
-    """apart_ns: how far the other's clock is ahead of the reference's. within_ns: how far the ends then lie apart."""
+    """apart_ns: how far the other's clock is ahead of the reference's. within_ns: tolerance of the ends."""
 
     apart_ns: int
     within_ns: int
 
 
 def _clocks_apart(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> _Clocks | None:
-    """Return the distance at which most ends agree; None where no distance, or more than one, stands out.
+    """Return the distance at which most ends agree; None if no single distance stands out.
 
-    Traces that lost some agree at no shift, so that `shift` may be wrong: those around 0 are tried as well.
+    Traces that lost some agree at no single shift, so `shift` may be wrong, and shifts around 0 are also tried.
     """
     near = np.arange(-MOST_LOST, MOST_LOST + 1)
     places = np.arange(other.kinds.size)[:, None] + np.unique(np.concatenate((near, near + shift)))
@@ -145,7 +145,7 @@ def _clocks_apart(reference: CollectiveSequence, other: CollectiveSequence, shif
     most_ns = max(1, int(np.median(np.diff(np.sort(reference.end_ns)))) // LEAST_SPACING)
     within_ns = min(TOLERANCE_NS, most_ns)
     while True:
-        # How many lie within the window that begins at each.
+        # The number of distances within the window that begins at each.
         counts = np.searchsorted(apart_ns, apart_ns + 2 * within_ns, side="right") - np.arange(apart_ns.size)
         best = int(counts.argmax())
         if counts[best] >= LEAST_EVEN * min(reference.kinds.size, other.kinds.size):
@@ -159,13 +159,13 @@ def _clocks_apart(reference: CollectiveSequence, other: CollectiveSequence, shif
 
 
 _LOOSE = LEAST_SPACING // 2
-"""So many times further than most ends may those of one collective lie apart: half of the time to the next."""
+"""Factor by which a collective's ends may exceed the usual tolerance: half of the time to the next."""
 
 
 def _is_together(
     reference: CollectiveSequence, other: CollectiveSequence, places: NDArray[np.int64], clocks: _Clocks
 ) -> NDArray[np.bool_]:
-    """Return where both ranks were in the collective at one time; true beyond the reference's begin and end."""
+    """Return for each collective whether both ranks were in it at the same time; True outside the reference."""
     clipped, apart_ns = np.clip(places, 0, reference.kinds.size - 1), _LOOSE * clocks.within_ns
     start_ns, end_ns = (moments_ns - clocks.apart_ns for moments_ns in (other.start_ns, other.end_ns))
     is_apart = (reference.end_ns[clipped] + apart_ns < start_ns) | (end_ns + apart_ns < reference.start_ns[clipped])
@@ -173,18 +173,18 @@ def _is_together(
     return is_together
 
 
-# Anchors: collectives that surely are the same in both traces.
+# Anchors: collectives that are certainly the same in both traces.
 
 
 def _anchors(reference: CollectiveSequence, other: CollectiveSequence, clocks: _Clocks | None) -> NDArray[np.int64]:
-    """Return the place of each of the other's collectives that is sure; `ABSENT` elsewhere."""
+    """Return the place of each of the other's collectives if it is certain, else `ABSENT`."""
     anchors = np.full(other.kinds.size, ABSENT, dtype=np.int64)
     if clocks is not None:
         anchors = _in_order(_by_ends(reference, other, clocks))
     for mine, theirs in _common_steps(reference, other):
         by_ends = anchors[theirs]
         is_alike = mine.size == theirs.size and bool((reference.kinds[mine] == other.kinds[theirs]).all())
-        # A step with as many collectives on both ranks has lost none, unless ends show that each rank lost another.
+        # A step with equally many collectives on both ranks lost none, unless ends show that each lost a different one.
         if is_alike and int(((by_ends != ABSENT) & (by_ends != mine)).sum()) < LEAST_LEAD:
             anchors[theirs] = mine
         else:
@@ -193,7 +193,7 @@ def _anchors(reference: CollectiveSequence, other: CollectiveSequence, clocks: _
 
 
 def _by_ends(reference: CollectiveSequence, other: CollectiveSequence, clocks: _Clocks) -> NDArray[np.int64]:
-    """Return the place of each that ends with one of the reference's, where each is the nearest to the other."""
+    """Return the place of each collective whose end and one of the reference's are nearest to each other and match."""
     ends_ns = other.end_ns - clocks.apart_ns
     place = _nearest(reference.end_ns, ends_ns)
     is_same = (
@@ -205,7 +205,7 @@ def _by_ends(reference: CollectiveSequence, other: CollectiveSequence, clocks: _
 
 
 def _nearest(of_ns: Times, to_ns: Times) -> NDArray[np.int64]:
-    """Return for each moment of the second the index of the nearest of the first, which has two or more."""
+    """Return for each moment in `to_ns` the index of the nearest in `of_ns`, which must have at least two."""
     order = np.argsort(of_ns, kind="stable")
     ordered_ns = of_ns[order]
     right = np.clip(np.searchsorted(ordered_ns, to_ns), 1, of_ns.size - 1)
@@ -216,14 +216,14 @@ def _nearest(of_ns: Times, to_ns: Times) -> NDArray[np.int64]:
 def _common_steps(
     reference: CollectiveSequence, other: CollectiveSequence
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the reference's and the other's collectives of each numbered step that both have."""
+    """Yield the collectives of the reference and of the other in each numbered step that both have."""
     for number in np.intersect1d(reference.steps, other.steps).tolist():
         if number != ABSENT:
             yield np.flatnonzero(reference.steps == number), np.flatnonzero(other.steps == number)
 
 
 def _in_order(anchors: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the anchors without those that cross another, and without a lone one between two of another shift."""
+    """Remove anchors that cross another, and lone anchors whose two neighbours share a different shift."""
     rising = anchors.copy()
     known = np.flatnonzero(rising != ABSENT)
     places = rising[known]

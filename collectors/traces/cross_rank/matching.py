@@ -1,7 +1,7 @@
-"""Matching: finds which events of several ranks are one collective.
+"""Matching: finds which events of several ranks belong to the same collective.
 
-Events match by process group and sequence number if every trace has both, else by group and order. No clock is
-needed: ranks whose clocks differ match just as well.
+Events match by process group and sequence number if every trace has both, else by group and order. Clocks may differ
+between ranks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-"""Collectives that some ranks may leave before the last has come, so that their ends need not agree."""
+"""Collectives that some ranks may leave before the last has arrived, so that their ends need not agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedCollective:
-    """One collective on its ranks.
+    """A collective on its ranks.
 
-    group: the process group's name; None if the traces do not tell groups.
+    group: the process group's name; None if the traces do not name groups.
     sequence: its number in the group; None if it was matched by order.
-    ranks: those whose traces hold it, ascending. rows: per rank, the index of its span in that rank's Timeline.
-    missing: ranks of the group whose traces were not given, if the traces tell its ranks.
-    group_size: the number of ranks in the group; None if the traces do not tell.
+    ranks: whose traces contain it, ascending. rows: per rank, the index of its span in that rank's Timeline.
+    missing: ranks of the group without a trace, if the traces list its ranks.
+    group_size: the number of ranks in the group; None if the traces do not have it.
     is_first: whether it is the first match of at least one of its ranks, which had barely begun to trace then.
     """
 
@@ -51,13 +51,13 @@ class MatchedCollective:
 
     @property
     def missing_count(self) -> int:
-        """The number of ranks of the group without a trace here, as known from its ranks or its size."""
+        """The number of the group's ranks without a trace, as far as its ranks or its size are known."""
         return max(len(self.missing), (self.group_size or 0) - len(self.ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmatched:
-    """A span of communication that has no counterpart on every other rank of its group, and why."""
+    """A span of communication without a counterpart on every other rank of its group, and why."""
 
     rank: int
     row: int
@@ -66,9 +66,9 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """All collectives that were found on every traced rank of their groups; by group, and in order within each.
+    """All collectives that exist on every traced rank of their groups; by group, and in order within each.
 
-    notes: what was assumed.
+    notes: assumptions.
     """
 
     matched: tuple[MatchedCollective, ...]
@@ -76,7 +76,7 @@ class Matching:
     notes: tuple[str, ...] = ()
 
     def tables(self) -> tuple[Table, ...]:
-        """Return tables of how many of each kind matched, and why others did not."""
+        """Return tables of the number of matches of each kind, and of reasons why others did not match."""
         matched = Counter(
             (
                 collective.collective,
@@ -108,7 +108,7 @@ def match(timelines: Sequence[Timeline]) -> Matching:
     """Match the collectives of these ranks.
 
     Raises:
-        ValueError: two Timelines belong to one rank.
+        ValueError: two Timelines belong to the same rank.
     """
     by_rank = {timeline.rank: timeline for timeline in timelines}
     if len(by_rank) < len(timelines):
@@ -129,7 +129,7 @@ def match(timelines: Sequence[Timeline]) -> Matching:
         notes.append(
             "the traces name no process groups: ranks that were in collectives of one name together are one group"
         )
-    # A rank's first match is that of its lowest row.
+    # A rank's first match is the one with its lowest row.
     first: dict[int, int] = {}
     for collective in matched:
         for rank, row in zip(collective.ranks, collective.rows, strict=True):
@@ -154,13 +154,13 @@ def match(timelines: Sequence[Timeline]) -> Matching:
 def _matched(
     group: ProcessGroup, aligned: AlignedGroup, timelines: Mapping[int, Timeline]
 ) -> tuple[list[MatchedCollective], list[UnmatchedSpans]]:
-    """Return the collectives that all traced ranks of the group have, and the events that are left over."""
+    """Return the collectives that all traced ranks of the group have, and the remaining events."""
     positions = aligned.positions
     traced = tuple(sorted(set(group.ranks) & set(timelines))) or tuple(positions)
     if reason := _why_none(group, aligned, traced):
         return [], [UnmatchedSpans(rank=rank, rows=group.rows[rank], reason=reason) for rank in positions]
-    # Positions that every rank has; then `kinds` and `rows` have one row per rank and one column per common position.
-    # Example: positions 0 1 2 3 on one rank and 1 2 3 4 on another: common are 1 2 3, in columns 1 2 3 and 0 1 2.
+    # Positions that every rank has; `kinds` and `rows` have one row per rank and one column per common position.
+    # Example: with positions 0 1 2 3 on one rank and 1 2 3 4 on another, 1 2 3 are common, in columns 1 2 3 and 0 1 2.
     common = reduce(np.intersect1d, positions.values())
     columns = {}
     for rank in traced:
@@ -171,7 +171,7 @@ def _matched(
     is_alike = (kinds == kinds[0]).all(axis=0)
     left_over = []
     for rank, of_rank in zip(traced, rows, strict=True):
-        unlike = f"other ranks have an unlike collective at its place in {_title(group)}"
+        unlike = f"other ranks have a different collective at its place in {_title(group)}"
         left_over.append(UnmatchedSpans(rank=rank, rows=of_rank[~is_alike], reason=unlike))
         unsure = group.rows[rank][aligned.is_unsure.get(rank, np.zeros(group.rows[rank].size, dtype=np.bool_))]
         lost = f"a trace of {_title(group)} lost some, so it could be any of several collectives of another rank"
@@ -179,7 +179,7 @@ def _matched(
         outside = f"not in every rank's trace of {_title(group)}"
         rest = np.setdiff1d(group.rows[rank], np.concatenate((of_rank, unsure)))
         left_over.append(UnmatchedSpans(rank=rank, rows=rest, reason=outside))
-    # Ranks agree on what they have in common, so the first describes each collective for all.
+    # Ranks agree on common collectives, so the first rank describes them for all.
     first = timelines[traced[0]]
     matched = [
         MatchedCollective(
@@ -197,7 +197,7 @@ def _matched(
 
 
 def _why_none(group: ProcessGroup, aligned: AlignedGroup, traced: Sequence[int]) -> str | None:
-    """Return why no collective of this order can be matched; None if they can be."""
+    """Return why no collective in this order can be matched; None if they can be."""
     if absent := [rank for rank in traced if rank not in group.rows]:
         return f"rank {absent[0]}'s trace holds nothing of {_title(group)}"
     if not aligned.positions.keys() >= set(traced) or (

@@ -1,16 +1,16 @@
 """Process groups of the traced ranks, and the alignment of each group's collectives.
 
 The ranks of a group call the same collectives in the same order, but their traces may begin at different ones. If all
-traces tell sequence numbers, these give the common positions. Else each rank's sequence of collectives is aligned with
-that of the longest trace, the reference, by a shift:
+traces have sequence numbers, these give the common positions. Otherwise each rank's sequence of collectives is aligned
+with that of the longest trace, the reference, by a shift:
 
     position    0 1 2 3 4
     reference   A B C D E
     rank 1        B C D E     shift 1: its collective i is the reference's collective i + 1
 
-The shift follows from the numbers of the steps that the collectives are in, if both have them; else by the kinds
-of collectives. If the kinds agree at several shifts, those count at which the ends of the two ranks lie apart most
-evenly; two clocks may differ by any constant.
+The shift follows from the numbers of the collectives' steps, if both ranks have them; otherwise from the collectives'
+kinds. If the kinds agree at several shifts, the shift wins at which the ends of the two ranks lie most evenly apart;
+two clocks may differ by any constant.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroup:
-    """The collectives of one process group on the ranks whose traces hold some.
+    """The collectives of a process group on the ranks whose traces contain some.
 
-    name: None if the traces do not tell groups; the group then holds all collectives of one name.
-    ranks: those in the group; empty if the traces do not tell. size: their number; None likewise.
+    name: None if the traces do not name groups; the group then has all collectives with the same name.
+    ranks: of the group; empty if the traces do not list them. size: their number; None if unknown.
     rows: by rank, ascending, the indices of its spans, in order.
     """
 
@@ -56,7 +56,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmatchedSpans:
-    """Spans of one rank that cannot be matched, and why."""
+    """Spans of a rank that cannot be matched, and why."""
 
     rank: int
     rows: Rows
@@ -64,7 +64,7 @@ class UnmatchedSpans:
 
 
 def call_of(timeline: Timeline, row: int) -> Call:
-    """Return the call of a span of communication, from its name alone if the trace records nothing else."""
+    """Return the call of a span of communication; derived from its name if the trace has nothing else."""
     number = int(timeline.call[row])
     if number == ABSENT:
         return Call(collective=collective_of(timeline.names[timeline.name[row]]))
@@ -74,8 +74,8 @@ def call_of(timeline: Timeline, row: int) -> Call:
 def process_groups(timelines: Mapping[int, Timeline]) -> tuple[list[ProcessGroup], list[UnmatchedSpans]]:
     """Return all process groups of these ranks, and the spans that cannot be matched. timelines: by rank."""
     calls = {rank: _rows_by_call(timeline) for rank, timeline in sorted(timelines.items())}
-    # A group's ranks and size in one rank's trace hold for all ranks. Several entries of one name mean
-    # that different groups share it.
+    # A group's ranks and size in one rank's trace hold for all ranks. Several entries for a name mean that different
+    # groups share it.
     ranks_of: dict[str | None, set[tuple[int, ...]]] = defaultdict(set)
     sizes_of: dict[tuple[str | None, str], set[int]] = defaultdict(set)
     for timeline in timelines.values():
@@ -114,10 +114,10 @@ def process_groups(timelines: Mapping[int, Timeline]) -> tuple[list[ProcessGroup
 
 
 def _rows_by_call(timeline: Timeline) -> dict[Call, Rows]:
-    """Return the rank's communication: its rows, in order, by Call."""
+    """Return the rows of the rank's communication, in order, by Call."""
     chosen = np.flatnonzero(timeline.of_kind("communication"))
     by_call: dict[Call, list[Rows]] = defaultdict(list)
-    # One number for each pair of call and name, so that `call_of` is asked once per pair and not once per span.
+    # A number for each pair of call and name, so that `call_of` runs once per pair and not once per span.
     pairs = timeline.call[chosen].astype(np.int64) * len(timeline.names) + timeline.name[chosen]
     order = np.argsort(pairs, kind="stable")
     _, firsts = np.unique(pairs[order], return_index=True)
@@ -128,7 +128,7 @@ def _rows_by_call(timeline: Timeline) -> dict[Call, Rows]:
 
 
 def _shared_by_group(call: Call) -> tuple[str | None, str]:
-    """Return what collectives of one group share: the group's name, or without one the collective's."""
+    """Return the key that a group's collectives share: the group's name, or without one the collective's name."""
     return call.group, call.collective if call.group is None else ""
 
 
@@ -151,16 +151,16 @@ _NUMBER = re.compile(r"#(\d+)$")
 
 
 def step_numbers(timeline: Timeline, rows: Rows) -> NDArray[np.int64]:
-    """Return for each row the number in the name of its step; `ABSENT` outside of steps, or if they have no numbers.
+    """Return for each row the number in the name of its step; `ABSENT` outside steps, or if steps have no numbers.
 
-    A device runs behind its host: its work belongs to the step in which the host launched it, if the launch is known.
+    A device lags behind its host: its work belongs to the step in which the host launched it, if the launch is known.
     """
     numbers = numbers_of_marks(timeline)
     if not (numbers != ABSENT).any():
         return np.full(rows.size, ABSENT, dtype=np.int64)
     launch = launch_of(timeline)[rows]
     launched_ns = timeline.start_ns[np.where(launch == ABSENT, rows, launch)]
-    # The last step that began before the launch, if it had not ended by then.
+    # The last step that began before the launch, unless it had ended by then.
     marked = np.flatnonzero(timeline.of_kind("step"))
     step = np.searchsorted(timeline.start_ns[marked], launched_ns, side="right") - 1
     is_inside = (step >= 0) & (launched_ns <= timeline.end_ns[marked][step])
@@ -184,17 +184,17 @@ _EQUAL_ON_ALL_RANKS = {
     "all_gather": "filled_elements",
     "reduce_scatter": "given_elements",
 }
-"""The buffer whose size is equal on all ranks of a group; the other may differ, and in all_to_all both may."""
+"""The buffer whose size is equal on all ranks of a group; the other may differ. In all_to_all both may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlignedGroup:
-    """Ranks of one group whose collectives have a common order.
+    """Ranks of a group whose collectives have a common order.
 
-    positions: by rank, one per row; rows with equal positions are one collective. kinds: by rank, one per row; equal if
-    the rows are alike in all that must be alike on all ranks. is_numbered: whether sequence numbers tell the positions.
+    positions: by rank, one per row; rows with equal positions are the same collective. kinds: by rank, one per row;
+    equal if everything is equal that must be on all ranks. is_numbered: whether positions are from sequence numbers.
     is_unsure: by rank, the rows that could be any of several collectives, since a trace lost some.
-    notes: what was assumed.
+    notes: assumptions.
     """
 
     positions: Mapping[int, NDArray[np.int64]]
@@ -205,9 +205,9 @@ class AlignedGroup:
 
 
 def aligned_groups(group: ProcessGroup, timelines: Mapping[int, Timeline]) -> list[AlignedGroup]:
-    """Return the group in one common order, or in several if ranks of an unknown group prove to be in several.
+    """Return the group in a common order; in several orders if the group is unknown and its ranks prove to be several.
 
-    A rank that agrees with no other is alone in its order.
+    A rank that agrees with no other has an order of its own.
     """
     kinds = _kinds(group, timelines)
     numbers = {rank: timelines[rank].sequence[rows] for rank, rows in group.rows.items()}
@@ -253,7 +253,7 @@ def _longest_first(sequences: Mapping[int, CollectiveSequence]) -> list[int]:
 
 
 def _lost(group: ProcessGroup, places: Mapping[int, PlacedCalls], reference: int) -> Iterator[str]:
-    """Yield a note on each trace that lacks collectives in between, and on what stays unknown for that reason."""
+    """Yield a note on each trace that lost collectives, and on collectives that are ambiguous for that reason."""
     name = group.name or "without a name"
     for rank, calls in places.items():
         for lost, owner, loser in ((calls.lost, reference, rank), (calls.lost_by_reference, rank, reference)):
@@ -270,7 +270,7 @@ def _lost(group: ProcessGroup, places: Mapping[int, PlacedCalls], reference: int
 
 
 def _kinds(group: ProcessGroup, timelines: Mapping[int, Timeline]) -> dict[int, NDArray[np.int64]]:
-    """Return by rank and row one number for each (collective, dtype, elements of the buffer that must be equal)."""
+    """Return by rank and row a number for its (collective, dtype, elements of the buffer that must be equal)."""
     numbers: dict[tuple[str, str | None, int | None], int] = {}
     kinds = {}
     for rank, rows in group.rows.items():
@@ -286,7 +286,7 @@ def _kinds(group: ProcessGroup, timelines: Mapping[int, Timeline]) -> dict[int, 
 
 
 def _positions_of(numbers: Mapping[int, NDArray[np.int64]]) -> dict[int, NDArray[np.int64]]:
-    """Return positions by sequence number; several kernels with one number keep their order.
+    """Return positions by sequence number; several kernels with the same number keep their order.
 
     Example: with most = 2, the numbers 7 7 8 get the positions 14 15 16.
     """
@@ -296,17 +296,17 @@ def _positions_of(numbers: Mapping[int, NDArray[np.int64]]) -> dict[int, NDArray
         order = np.argsort(of_rank, kind="stable")
         _, first, counts = np.unique(of_rank[order], return_index=True, return_counts=True)
         positions[rank] = of_rank * most
-        # Add each kernel's index among those with its number.
+        # Add each kernel's index among those with the same number.
         positions[rank][order] += np.arange(of_rank.size) - np.repeat(first, counts)
     return positions
 
 
 def _aligned_sets(sequences: Mapping[int, CollectiveSequence], *, is_named: bool) -> list[dict[int, Shift]]:
-    """Return sets of ranks that share an order, each rank with its shift against the set's reference.
+    """Return sets of ranks with a common order, each rank with its shift against the set's reference.
 
     If the traces do not name the group, ranks share a set only if they were in the collectives at the same time.
     """
-    # The longest goes first and is the reference, so that the others lie within it as far as possible.
+    # The longest sequence is the reference, so that it contains the others as far as possible.
     ranks = _longest_first(sequences)
     sets: list[dict[int, Shift]] = []
     for rank in ranks:
@@ -322,7 +322,7 @@ def _aligned_sets(sequences: Mapping[int, CollectiveSequence], *, is_named: bool
 
 
 def _notes(group: ProcessGroup, shifts: Mapping[int, Shift]) -> Iterator[str]:
-    """Yield notes on where each trace is assumed to begin."""
+    """Yield notes on the assumed start of each trace."""
     earliest = min(shift.positions for shift in shifts.values())
     for rank, shift in shifts.items():
         if shift.positions == earliest and not shift.ties:

@@ -1,15 +1,15 @@
-"""Dependency rules within one rank: which spans of its device and which host threads waited for which.
+"""Dependency rules within a rank: which spans of its device and which of its host threads waited for which.
 
     rule              who waits                         for what
-    stream order      a span of the device              the span before it on its stream
-    launch            a span of the device              the call that launched it, and a launch's least delay
-    stream wait       a span of the device              a span on another stream: as recorded (`stream_waits`), or as
-                                                        its times tell (`inferred_stream_waits`, in CUDA graphs)
+    stream order      a span of the device              the previous span on its stream
+    launch            a span of the device              the call that launched it, and the minimum delay of a launch
+    stream wait       a span of the device              a span on another stream: recorded (`stream_waits`), or
+                                                        inferred from times (`inferred_stream_waits`, in CUDA graphs)
     synchronisation   a call on the host                a span of the device
-    waking            a thread that was idle            another thread's end of work, as the times tell (`wakings`)
+    waking            a thread that was idle            another thread's end of work, inferred from times (`wakings`)
     enqueuing         a collective on gloo's threads    the c10d operator that enqueued it
 
-Each is a function that returns pairs of what was waited for and what waited; a launch's are in `DeviceQueue`.
+Each rule is a function that returns pairs of source and waiter; `DeviceQueue` has those of launches.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class DeviceQueue:
     """The device's spans, sorted by stream and start; spans of one stream run one after another.
 
     row, start_ns, end_ns, stream: of the span. call: the row of the call that launched it, or `ABSENT`.
-    called_ns: start of that call; `LONG_AGO` if it was before the trace; the span's own start if it is not known.
-    is_placed: whether it is known.
+    called_ns: start of that call; `LONG_AGO` if it was before the trace; the span's own start if it is unknown.
+    is_placed: whether `called_ns` is known.
     """
 
     row: Rows
@@ -66,7 +66,7 @@ def device_queue(timeline: Timeline) -> DeviceQueue:
 
 
 def on_device(timeline: Timeline) -> NDArray[np.bool_]:
-    """Return per span whether it ran on the device. gloo's spans run on the host, even where ranks share a device."""
+    """Return for each span whether it ran on the device. gloo's spans always run on the host."""
     if not timeline.is_device:
         return np.zeros(timeline.kind.size, dtype=np.bool_)
     return is_at_work(timeline) & ~named(timeline, [name.startswith(GLOO) for name in timeline.names])
@@ -79,24 +79,24 @@ def stream_order(queue: DeviceQueue) -> tuple[Rows, Rows]:
 
 
 def least_delay_ns(queue: DeviceQueue) -> int:
-    """Return the least time from a call to its span's start: the shortest that this rank's trace shows.
+    """Return the minimum time from a call to its span's start in this rank's trace.
 
-    At most `LEAST_WAIT_NS`: a device that is always behind its host does not show its shortest.
+    At most `LEAST_WAIT_NS`: if a device always lags behind its host, its trace does not show the minimum.
     """
     delay_ns = (queue.start_ns - queue.called_ns)[queue.call != ABSENT]
     return int(delay_ns[delay_ns >= 0].min(initial=LEAST_WAIT_NS))
 
 
 def named(timeline: Timeline, is_chosen: list[bool]) -> NDArray[np.bool_]:
-    """Return per span whether its name is chosen. is_chosen: per name of the Timeline."""
+    """Return for each span whether its name is chosen. is_chosen: for each name of the Timeline."""
     return np.array(is_chosen, dtype=np.bool_)[timeline.name]
 
 
 # Cross-stream dependencies from recorded StreamWaitEvent calls.
 #
-# A trace records that a stream had to wait, but not for what. It is taken to have waited for the span on another stream
-# that ended last before the waiting span started, among those launched before the wait. If the trace does not name the
-# waiting stream, the wait applies to what the calling thread launches next.
+# A trace records that a stream had to wait, but not for which span. We assume the span on another stream that ended
+# last before the waiting span started, among those launched before the wait. If the trace does not name the waiting
+# stream, the wait applies to the next launch of the calling thread.
 
 
 def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
@@ -110,8 +110,8 @@ def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
     ended_ns = np.full(calls.size, LONG_AGO, dtype=np.int64)
     for stream in np.unique(queue.stream):
         on_stream = np.flatnonzero(queue.stream == stream)
-        # Per wait: how many spans of this stream had both ended before the waiting span and been launched before the
-        # wait. A stream runs in order, so these are its first ones, and the last of them ended last.
+        # For each wait, the number of this stream's spans that ended before the waiting span and were launched before
+        # the wait. A stream runs in order, so these are its first spans, and the last of them ended last.
         last = np.minimum(
             np.searchsorted(np.maximum.accumulate(queue.end_ns[on_stream]), began_ns, side="right"),
             np.searchsorted(np.maximum.accumulate(queue.called_ns[on_stream]), wait_ns, side="left"),
@@ -124,7 +124,7 @@ def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
 
 
 def streams_of(timeline: Timeline, calls: Rows) -> NDArray[np.int64]:
-    """Return the stream that each call names, by the event that shares its correlation; else `ABSENT`."""
+    """Return the stream of each call, from the event with its correlation; `ABSENT` if there is none."""
     events = np.flatnonzero(timeline.of_kind("wait") & named(timeline, ["Stream" in name for name in timeline.names]))
     by_correlation = dict(zip(timeline.correlation[events].tolist(), timeline.stream[events].tolist(), strict=True))
     by_correlation.pop(ABSENT, None)
@@ -136,7 +136,7 @@ def _waiting(timeline: Timeline, queue: DeviceQueue, calls: Rows) -> Rows:
     called = np.flatnonzero(queue.call != ABSENT)
     wait_ns, stream = timeline.start_ns[calls], streams_of(timeline, calls)
     by_stream = _next_launched(queue, called, queue.stream[called], wait_ns, stream)
-    # If the trace does not name the stream, the wait applies to what the calling thread launches next.
+    # If the trace does not name the stream, the wait applies to the next launch of the calling thread.
     thread = np.where(stream == ABSENT, timeline.stream[calls], ABSENT)
     by_thread = _next_launched(queue, called, timeline.stream[queue.call[called]], wait_ns, thread)
     return np.where(stream == ABSENT, by_thread, by_stream)
@@ -145,9 +145,9 @@ def _waiting(timeline: Timeline, queue: DeviceQueue, calls: Rows) -> Rows:
 def _next_launched(
     queue: DeviceQueue, called: Rows, lane_of_called: NDArray[np.int64], wait_ns: Times, lane: NDArray[np.int64]
 ) -> Rows:
-    """Return for each wait the first span launched in its lane from then on, or `ABSENT`.
+    """Return for each wait the first span launched in its lane at or after it, or `ABSENT`.
 
-    A lane is a stream, or a calling thread. called: launched spans, as indices in the queue.
+    A lane is a stream or a calling thread. called: launched spans, as indices in the queue.
     lane: of each wait; `ABSENT` for none.
     """
     next_call = np.full(wait_ns.size, ABSENT, dtype=np.int64)
@@ -155,19 +155,19 @@ def _next_launched(
         mine, on_lane = np.flatnonzero(lane == number), called[lane_of_called == number]
         on_lane = on_lane[np.argsort(queue.called_ns[on_lane], kind="stable")]
         first = np.searchsorted(queue.called_ns[on_lane], wait_ns[mine], side="left")
-        is_found = first < on_lane.size
-        next_call[mine[is_found]] = on_lane[first[is_found]]
+        has_next = first < on_lane.size
+        next_call[mine[has_next]] = on_lane[first[has_next]]
     return next_call
 
 
-# Which span a host thread was in at any time, from its first span to its last.
+# The span that a host thread was in at any time, from its first span to its last.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTime:
     """Contiguous stretches of a thread's time: each ends where the next begins.
 
-    row: the innermost span that the thread was in; `ABSENT` where it was in none.
+    row: the innermost span that the thread was in; `ABSENT` if it was in none.
     """
 
     start_ns: Times
@@ -185,11 +185,11 @@ class ThreadTime:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def spent_ns(self, chosen: NDArray[np.bool_], moments_ns: Times) -> Times:
-        """Return the time spent in chosen rows before each moment. chosen: per row; its last entry is for `ABSENT`."""
+        """Return the time spent in chosen rows before each moment. chosen: per row, with a last entry for `ABSENT`."""
         is_chosen = chosen[self.row]
         lasting_ns = np.where(is_chosen, self.end_ns - self.start_ns, 0)
         before_ns = np.cumsum(lasting_ns) - lasting_ns
-        # Whole stretches before the moment, and the part of the stretch that it lies in.
+        # Whole stretches before the moment, plus part of the stretch that contains it.
         stretch = np.maximum(np.searchsorted(self.start_ns, moments_ns, side="right") - 1, 0)
         inside_ns = np.clip(moments_ns - self.start_ns[stretch], 0, lasting_ns[stretch])
         spent: Times = before_ns[stretch] + inside_ns
@@ -197,17 +197,17 @@ class ThreadTime:
 
 
 def thread_time(timeline: Timeline, row: Rows) -> ThreadTime:
-    """Return the time of the thread that has these spans."""
+    """Return the time of the thread with these spans."""
     row = row[timeline.end_ns[row] > timeline.start_ns[row]]
     pieces = Foreground(timeline.start_ns[row], timeline.end_ns[row]).pieces()
-    # The pieces of innermost spans, and the gaps between them as pieces of no row.
+    # The pieces of innermost spans, and the gaps between them as pieces without a row.
     gap = np.flatnonzero(pieces.start_ns[1:] > pieces.end_ns[:-1])
     start_ns = np.concatenate((pieces.start_ns, pieces.end_ns[gap]))
     end_ns = np.concatenate((pieces.end_ns, pieces.start_ns[gap + 1]))
     inside = np.concatenate((row[pieces.owner], np.full(gap.size, ABSENT, dtype=np.int64)))
     order = np.argsort(start_ns, kind="stable")
     start_ns, end_ns, inside = start_ns[order], end_ns[order], inside[order]
-    # Neighbouring pieces of one row become one stretch.
+    # Merge neighbouring pieces of the same row into a stretch.
     begins = np.flatnonzero(np.concatenate(([True], inside[1:] != inside[:-1]))[: inside.size])
     return ThreadTime(
         start_ns=start_ns[begins],
@@ -218,13 +218,13 @@ def thread_time(timeline: Timeline, row: Rows) -> ThreadTime:
 
 # Waits of the host for its device, and of its threads for each other.
 #
-# A trace does not record that a thread waits for another: the thread is in no span, or in a user's annotation. It is
-# taken to have waited if it was idle when the other thread ended its work and went on soon after, that is, no later
-# after that end than it had been idle before it. A thread that worked outside of any span while another happened to end
-# looks the same.
+# A trace does not record that a thread waits for another: the thread is in no span, or in a user's annotation. We
+# assume that it waited if it was idle when the other thread ended its work and continued soon after: no later after
+# that end than it had been idle before it. A thread that works outside any span while another happens to end looks the
+# same.
 
 LEAST_WAIT_NS = 20_000
-"""Shorter stretches are no waits: the interpreter takes as long between two operators, and a thread to wake up."""
+"""Shorter stretches are not waits: the interpreter between two operators, and waking a thread, take as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,9 +239,9 @@ class Waking:
 
 
 def synchronisations(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
-    """Return the rows of calls in which the host waited for its device, and the index in the queue of what for.
+    """Return the rows of calls in which the host waited for its device, and the queue indices of the spans waited for.
 
-    A synchronising call waits for what was launched before it: on its stream, or on all where the trace names none. A
+    A synchronising call waits for work launched before it: on its stream, or on all streams if the trace names none. A
     copy's call waits for its own copy if that ended within the call.
     """
     calls = np.flatnonzero(timeline.of_kind("launch") & named(timeline, ["Synchronize" in n for n in timeline.names]))
@@ -263,15 +263,15 @@ def wakings(
 ) -> list[Waking]:
     """Return the waits of these threads for each other, and for other threads' endings.
 
-    endings: by thread, more times at which it ended work that others may wait for.
-    begins_ns, ends_ns: of the whole trace. Threads are idle before their first span and after their last; who is idle
-    until the trace's end is not woken.
+    endings: by thread, additional times at which it ended work that others may wait for.
+    begins_ns, ends_ns: of the whole trace. Threads are idle before their first span and after their last; a thread that
+    is idle until the trace's end is not woken.
 
-    Example: a thread is idle from 0 to 100 us. Another ends its work at 90 us: 90 >= 10, so that woke it. Had it ended
-    at 30 us only, 30 < 70: not a wait.
+    Example: a thread is idle from 0 to 100 us. If another ends its work at 90 us, that woke it, since 90 >= 10. If the
+    other ends at 30 us, it did not, since 30 < 70.
     """
     idle = {thread: _idle(stretches, timeline, begins_ns, ends_ns) for thread, stretches in threads.items()}
-    # All ends of work, by time: where a thread becomes idle, and the other endings.
+    # All ends of work, by time: the moments at which threads become idle, and the other endings.
     moments = [(start, thread) for thread, stretches in idle.items() for start in stretches[0].tolist()]
     moments += [(int(end), thread) for thread, ends in endings.items() for end in ends.tolist()]
     moments.sort()
@@ -292,13 +292,14 @@ def wakings(
 
 
 ENQUEUING = "c10d::"
-"""The prefix of the operators that enqueue collectives."""
+"""Prefix of the operators that enqueue collectives."""
 
 
 def enqueuings(timeline: Timeline, served: Rows, workers: list[int]) -> tuple[Rows, Rows]:
-    """Return the collectives of gloo's own threads, and for each the c10d operator that began last before it.
+    """Return the collectives of gloo's own threads, and for each the last c10d operator that began before it.
 
-    served: the rows of these collectives. workers: threads that enqueue. What no operator precedes is left out.
+    served: the rows of these collectives; those without a preceding operator are left out. workers: threads that
+    enqueue.
     """
     is_enqueuing = named(timeline, [name.startswith(ENQUEUING) for name in timeline.names]) & timeline.of_kind("host")
     operators = np.flatnonzero(is_enqueuing & np.isin(timeline.stream, workers))
@@ -307,7 +308,7 @@ def enqueuings(timeline: Timeline, served: Rows, workers: list[int]) -> tuple[Ro
 
 
 def _idle(stretches: ThreadTime, timeline: Timeline, begins_ns: int, ends_ns: int) -> tuple[Times, Times]:
-    """Return starts and ends of the stretches in which a thread may wait: outside of spans, or in annotations."""
+    """Return starts and ends of the stretches in which a thread may wait: outside spans, or in annotations."""
     is_annotation = named(timeline, ["::" not in name for name in timeline.names])
     is_written = is_annotation & (timeline.of_kind("host") | timeline.of_kind("step"))
     quiet = np.append(is_written, True)[stretches.row]
@@ -318,7 +319,7 @@ def _idle(stretches: ThreadTime, timeline: Timeline, begins_ns: int, ends_ns: in
 
 
 def _last_before(timeline: Timeline, calls: Rows, queue: DeviceQueue, members: Rows) -> Rows:
-    """Return the member that ended last by each call's end, among those launched before the call; else `ABSENT`.
+    """Return for each call the member launched before it that ended last before the call's end, or `ABSENT`.
 
     members: indices in the queue.
     """
@@ -332,20 +333,20 @@ def _last_before(timeline: Timeline, calls: Rows, queue: DeviceQueue, members: R
     return np.where(index >= 0, members[index], ABSENT)
 
 
-# Cross-stream dependencies that the trace does not record, such as those inside of a CUDA graph.
+# Cross-stream dependencies that the trace does not record, for example inside a CUDA graph.
 #
-# A span that was ready (launched, its stream free) is taken to have waited for the span on another stream that ended
-# last before its start, if it started soon after: no later after that end than it had been ready before it. A span for
-# which the device merely had no room until another happened to end looks the same.
+# We assume that a span that was ready (launched, its stream free) waited for the span on another stream that ended last
+# before its start, if it started soon after: no later after that end than it had been ready before it. A span for which
+# the device merely had no room until another happened to end looks the same.
 
 
 def inferred_stream_waits(queue: DeviceQueue, source: Rows, target: Rows, least_delay_ns: int) -> tuple[Rows, Rows]:
     """Return the spans waited for and the spans that waited, pair by pair, as indices in the queue.
 
-    source, target: the recorded waits, in the same form. least_delay_ns: the least time from a call to a span's start.
+    source, target: the recorded waits, in the same form. least_delay_ns: minimum time from a call to a span's start.
     """
     before, after = stream_order(queue)
-    # Ready: launched, the span before it on its stream ended, and its recorded waits over.
+    # Ready: launched, the previous span on its stream ended, and its recorded waits over.
     ready_ns = np.where(queue.is_placed, queue.called_ns + least_delay_ns, LONG_AGO)
     ready_ns[after] = np.maximum(ready_ns[after], queue.end_ns[before])
     np.maximum.at(ready_ns, target, queue.end_ns[source])
@@ -355,9 +356,9 @@ def inferred_stream_waits(queue: DeviceQueue, source: Rows, target: Rows, least_
 
 
 def _ended_last(queue: DeviceQueue, waiting: Rows, ready_ns: Times) -> tuple[Rows, NDArray[np.bool_]]:
-    """Return for each waiting span the one on another stream that ended last before it, and whether that fits.
+    """Return for each waiting span the span on another stream that ended last before it, and whether that fits.
 
-    It must have been launched no later, have ended while the span was ready, and the span have started soon after.
+    It must have been launched no later and have ended while the span was ready, and the span must start soon after.
     """
     by_end = np.argsort(queue.end_ns, kind="stable")
     index = np.searchsorted(queue.end_ns[by_end], queue.start_ns[waiting], side="right") - 1
@@ -370,5 +371,5 @@ def _ended_last(queue: DeviceQueue, waiting: Rows, ready_ns: Times) -> tuple[Row
         if not (is_after & is_wrong).any():
             is_soon = queue.start_ns[waiting] - queue.end_ns[last_ended] <= queue.end_ns[last_ended] - ready_ns
             return last_ended, is_after & is_soon
-        # Those that found a span of their own stream, or one launched later, look at the one that ended before it.
+        # If it is on the same stream, or was launched later, try the span that ended before it.
         index[is_after & is_wrong] -= 1

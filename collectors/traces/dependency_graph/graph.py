@@ -1,14 +1,14 @@
-"""The dependency graph in which a critical path is found.
+"""The dependency graph for finding a critical path.
 
-A node is a point in time on one rank:
+A node is a point in time on a rank:
 
 - the start or the end of a span on the device,
-- a point on a host thread, where it launches, waits, is waited for, or a step begins or ends,
+- a point on a host thread at which it launches, waits, is waited for, or a step begins or ends,
 - the start of a collective's transfer, at its last arrival.
 
-An edge says that its target depends on its source and on the work between them. A node comes when its last dependency
-is done, plus its own delay. By that rule the graph reproduces the recorded times exactly, and gives others when some
-work is left out (`replay`).
+An edge means that its target depends on its source and on the work between them. The time of a node is when its last
+dependency is done, plus its own delay. This rule reproduces the recorded times exactly, and gives the times that would
+result if some work were left out (`replay`).
 Source: Kelley and Walker 1959, Critical-Path Planning and Scheduling.
 """
 
@@ -27,17 +27,17 @@ PathKind = Literal["compute", "communication", "copy", "launch", "host", "delay"
 PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 """launch: calls of the driver. host: operators, and the host's time between them.
 
-delay: time from a node's last dependency to the node itself that nothing known explains.
+delay: unexplained time from a node's last dependency to the node.
 """
 
 Dependency = Literal[
     "work", "stream order", "launch", "stream wait", "synchronisation", "waking", "enqueuing", "arrival"
 ]
 DEPENDENCIES: tuple[Dependency, ...] = get_args(Dependency)
-"""The rule that made an edge: see `dependencies`; arrival: a transfer starts when a rank has come."""
+"""The rule behind an edge: see `dependencies`; arrival: a transfer starts when a rank has arrived."""
 
 TIED_AT_ONCE = 1000
-"""The longest chain of dependent nodes with the same time; a longer chain is treated as a circle."""
+"""Maximum length of a chain of dependent nodes with the same time; a longer chain counts as a cycle."""
 
 Numbers = NDArray[np.int64]
 
@@ -46,12 +46,12 @@ Numbers = NDArray[np.int64]
 class Graph:
     """Nodes in topological order, and the edges between them, sorted by target.
 
-    time_ns, trace, mark, delay_ns: per node. trace: index of the rank's Timeline. mark: of the end of a device's
-    span, the rank's first mark after the span was launched; else `ABSENT`. delay_ns: time since its last dependency.
-    source, target, dependency, row, thread, work_ns: per edge. row: the span whose work it is; `ABSENT` where the work
-    is that of the thread, or there is none. work_ns: (edges, kinds) in the order of `PATH_KINDS`.
+    time_ns, trace, mark, delay_ns: per node. trace: index of the rank's Timeline. mark: for the end of a device's span,
+    the rank's first mark after the span was launched; else `ABSENT`. delay_ns: time since its last dependency.
+    source, target, dependency, row, thread, work_ns: per edge. row: the span whose work it is; `ABSENT` if it is the
+    thread's work, or there is none. work_ns: (edges, kinds) in the order of `PATH_KINDS`.
     first: (nodes + 1,) the edges to node n are first[n] to first[n + 1] - 1.
-    number: per node as it was added, its index in the order.
+    number: for each node in the order of addition, its index in this order.
     """
 
     time_ns: Times
@@ -77,7 +77,7 @@ class GraphBuilder:
         self._edges: list[tuple[Numbers, Numbers, NDArray[np.int8], Numbers, Numbers, Times]] = []
 
     def add_nodes(self, time_ns: Times, *, trace: int, mark: Numbers | None = None) -> Numbers:
-        """Add nodes, and return their numbers, which edges name."""
+        """Add nodes; return their numbers, for use in edges."""
         size = time_ns.size
         marks = np.full(size, ABSENT, dtype=np.int64) if mark is None else mark
         self._nodes.append((time_ns, np.full(size, trace, dtype=np.int64), marks))
@@ -94,7 +94,7 @@ class GraphBuilder:
         row: Numbers | None = None,
         thread: Numbers | None = None,
     ) -> None:
-        """Add edges between nodes. A row or thread not given is `ABSENT`, work not given is 0."""
+        """Add edges between nodes. By default, row and thread are `ABSENT`, and work is 0."""
         absent = np.full(source.size, ABSENT, dtype=np.int64)
         self._edges.append(
             (
@@ -108,16 +108,16 @@ class GraphBuilder:
         )
 
     def build(self) -> Graph:
-        """Return the Graph. Edges that run against time, as a wrong clock may give, are left out."""
+        """Return the Graph, without edges that run against time, which a wrong clock may produce."""
         time_ns, trace, mark = (np.concatenate(column) for column in zip(*self._nodes, strict=True))
         source, target, dependency, row, thread, work_ns = map(np.concatenate, zip(*self._edges, strict=True))
         possible = time_ns[source] + work_ns.sum(axis=1) <= time_ns[target]
         order, number = _ordered(time_ns, source[possible], target[possible])
-        # Edges of a circle of nodes of the same time fail the second condition.
+        # Edges in a cycle of nodes with the same time fail the second condition.
         edges = np.flatnonzero(possible & (number[source] < number[target]))
         edges = edges[np.argsort(number[target[edges]], kind="stable")]
         time_ns, source, target, work_ns = time_ns[order], number[source[edges]], number[target[edges]], work_ns[edges]
-        # When the last dependency of each node is done; the least number where it has none.
+        # When the last dependency of each node is done; the smallest integer if it has none.
         ready_ns = np.full(time_ns.size, np.iinfo(np.int64).min, dtype=np.int64)
         np.maximum.at(ready_ns, target, time_ns[source] + work_ns.sum(axis=1))
         bound = ready_ns > np.iinfo(np.int64).min
@@ -145,10 +145,10 @@ def work_of(kind: PathKind, work_ns: Times) -> Times:
 
 
 def replay(graph: Graph, free: PathKind | None = None) -> Times:
-    """Return when each node comes if work of one kind takes no time.
+    """Return the time of each node if work of a kind takes no time.
 
     A node without dependencies keeps its recorded time. Delays stay as recorded, unless `free` is "delay".
-    Source: Zhu et al. 2020, Daydream (a dependency graph replayed with some work changed).
+    Source: Zhu et al. 2020, Daydream (replays a dependency graph with some work changed).
     """
     path_kinds = [number for number, kind in enumerate(PATH_KINDS) if kind != free]
     work_ns = graph.work_ns[:, path_kinds].sum(axis=1).tolist()
@@ -170,9 +170,9 @@ def replay(graph: Graph, free: PathKind | None = None) -> Times:
 
 
 def _ordered(time_ns: Times, source: Numbers, target: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the nodes in topological order, and the index of each in it.
+    """Return the nodes in topological order, and the index of each in this order.
 
-    They are sorted by time, and nodes of the same time by their depth in the graph (`level`).
+    Nodes are sorted by time, and those with the same time by their depth in the graph (`level`).
     """
     tied = time_ns[source] == time_ns[target]
     source, target = source[tied], target[tied]

@@ -1,8 +1,8 @@
-"""The dependency graph: each rank's nodes and edges, and all ranks joined where they wait in collectives, by step.
+"""Builds the dependency graph: each rank's nodes and edges, and the collectives that join ranks; and its common steps.
 
-`dependencies` finds what waited for what, rule by rule; here each rule becomes edges. The work between two nodes is
-that of a span on the device, or of a thread from one of its nodes to the next.
-A collective begins to transfer at its last arrival. A rank that left before that, as the root of a broadcast may, did
+`dependencies` finds the waits, rule by rule; this module turns them into edges. The work between two nodes is that of a
+span on the device, or of a thread from one of its nodes to the next.
+A collective's transfer begins at its last arrival. A rank that left before, for example the root of a broadcast, did
 not wait, and its span counts with its own duration.
 """
 
@@ -47,7 +47,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankNodes:
-    """What the joined graph needs of a rank's part.
+    """A rank's nodes that the joined graph needs.
 
     threads: the time of each thread. start, end: the nodes of communication, by row. marks: the nodes of its marks.
     """
@@ -63,13 +63,13 @@ def add_rank(
 ) -> RankNodes:
     """Add the rank's nodes, and the edges of every rule.
 
-    is_joined: per span whether it is a collective whose end depends on other ranks, so that its duration is no work
-    here.
+    is_joined: for each span, whether it is a collective whose end depends on other ranks, so that its duration is not
+    work of this rank.
     """
     queue = device_queue(timeline)
     start, end = _add_device(timeline, queue, builder, trace, marks, is_joined)
     threads = threads_of(timeline, queue.call[queue.call != ABSENT])
-    # What the rules of host threads find, as rows and as indices in the queue.
+    # Results of the rules for host threads, as rows and as indices in the queue.
     called = np.flatnonzero(queue.call != ABSENT)
     waiting, reached = synchronisations(timeline, queue)
     is_worker = np.isin(timeline.stream[waiting], list(threads.workers))
@@ -78,7 +78,7 @@ def add_rank(
     served = hosted[np.isin(timeline.stream[hosted], list(threads.servers))]
     enqueued, enqueuing = enqueuings(timeline, served, list(threads.workers))
     woken, begun_ns, woken_ns, by_thread, ended_ns = _waits_of_threads(timeline, threads, served)
-    # Nodes on threads: at the ends of every edge, and at the marks.
+    # Nodes on threads: at both ends of every edge, and at the marks.
     starts, ends = np.concatenate((queue.call[called], waiting, hosted, enqueuing)), np.concatenate((waiting, hosted))
     points = (
         (woken, begun_ns),
@@ -90,7 +90,7 @@ def add_rank(
     )
     nodes = ThreadNodes(timeline, threads, points, builder, trace)
     # Stretches in which a thread only waited: in calls and collectives, and for other threads. A call only waited if
-    # what it waited for ended after the call began.
+    # the span that it waited for ended after the call began.
     slept = np.concatenate((waiting[queue.end_ns[reached] > timeline.start_ns[waiting]], hosted[is_joined[hosted]]))
     waited_ns = np.stack(
         (
@@ -129,7 +129,7 @@ def _add_device(
     marks: Marks,
     is_joined: NDArray[np.bool_],
 ) -> tuple[Numbers, Numbers]:
-    """Add the device's nodes, its work, and the rules between its spans; return the nodes of its starts and ends."""
+    """Add the device's nodes, its work, and the rules between its spans; return the nodes of span starts and ends."""
     # The first mark after each launch; spans launched after the last mark have none.
     mark = np.searchsorted(marks.time_ns, queue.called_ns, side="right")
     has_mark = queue.is_placed & (mark < marks.time_ns.size)
@@ -137,7 +137,7 @@ def _add_device(
     end = builder.add_nodes(queue.end_ns, trace=trace, mark=np.where(has_mark, mark, ABSENT))
     alone = np.flatnonzero(~is_joined[queue.row])
     kinds, lasting_ns = path_kinds(timeline)[queue.row], queue.end_ns - queue.start_ns
-    # One column per kind of work; a span's duration stands in the column of its kind.
+    # One column per kind of work, with a span's duration in the column of its kind.
     work_ns = np.where(kinds[:, None] == np.arange(len(PATH_KINDS)), lasting_ns[:, None], 0)
     builder.add_edges(start[alone], end[alone], "work", work_ns=work_ns[alone], row=queue.row[alone])
     source, target = stream_order(queue)
@@ -149,18 +149,18 @@ def _add_device(
 
 
 def path_kinds(timeline: Timeline) -> NDArray[np.int8]:
-    """Return per span the index of its kind in `PATH_KINDS`; the last entry is for a thread in no span (host)."""
+    """Return for each span the index of its kind in `PATH_KINDS`; a last entry (host) is for a thread in no span."""
     as_path: dict[str, PathKind] = {kind: kind for kind in PATH_KINDS if kind in KINDS}
     number = np.array([PATH_KINDS.index(as_path.get(kind, "host")) for kind in KINDS], dtype=np.int8)
     return np.append(number[timeline.kind], number[KINDS.index("host")])
 
 
-# Host threads: a node wherever something of another thread, the device or a step touches the thread.
+# Host threads: a node wherever another thread, the device or a step interacts with the thread.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
-    """The threads that take part in the work, each with its time.
+    """The threads that do work, each with its time.
 
     workers: threads that compute, launch work or run steps. servers: gloo's own threads, which only communicate.
     """
@@ -174,7 +174,7 @@ class Threads:
 
 
 def threads_of(timeline: Timeline, calls: Rows) -> Threads:
-    """Return the threads of a rank. calls: the rows of calls that launched something on its device."""
+    """Return the threads of a rank. calls: the rows of calls that launched work on its device."""
     at_work = is_at_work(timeline) & ~on_device(timeline)
     is_hosted = at_work | timeline.of_kind("host") | timeline.of_kind("launch") | timeline.of_kind("step")
     communicates = at_work & timeline.of_kind("communication")
@@ -191,7 +191,7 @@ def threads_of(timeline: Timeline, calls: Rows) -> Threads:
 
 
 def _waits_of_threads(timeline: Timeline, threads: Threads, served: Rows) -> Times:
-    """Return (5, waits) the columns of `Waking`: thread, begun_ns, woken_ns, by_thread, ended_ns.
+    """Return the columns of `Waking` as an array (5, waits): thread, begun_ns, woken_ns, by_thread, ended_ns.
 
     served: the collectives on gloo's own threads, whose ends others may wait for.
     """
@@ -209,10 +209,10 @@ def _waits_of_threads(timeline: Timeline, threads: Threads, served: Rows) -> Tim
 
 
 class ThreadNodes:
-    """The nodes of each thread, found by their time.
+    """The nodes of each thread, by time.
 
-    points: pairs of threads and times that need a node. So do a thread's start and end; of gloo's threads all starts
-    and ends of stretches.
+    points: pairs of threads and times that need a node. A thread's start and end also get nodes, and so do all starts
+    and ends of stretches of gloo's threads.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class ThreadNodes:
         self.numbers = {thread: builder.add_nodes(times_ns, trace=trace) for thread, times_ns in self.times_ns.items()}
 
     def at(self, threads: Numbers, times_ns: Times) -> Numbers:
-        """Return the nodes at these times of these threads. Each must have been among the points."""
+        """Return the nodes at these times of these threads, which must be among the points."""
         nodes = np.empty(threads.size, dtype=np.int64)
         for thread in np.unique(threads).tolist():
             chosen = threads == thread
@@ -260,9 +260,9 @@ def _add_work_of_threads(
     waiting: Numbers,
     waited_ns: Times,
 ) -> None:
-    """Add an edge from each node of a thread to its next, with the work done in between.
+    """Add an edge from each node of a thread to its next, with the work in between.
 
-    waiting, waited_ns: threads, and stretches [start, end) in which they only waited, so that their time is no work.
+    waiting, waited_ns: threads, and stretches [start, end) in which they only waited, so that this time is not work.
     """
     kinds = path_kinds(timeline)
     for thread, time in threads.all().items():
@@ -270,7 +270,7 @@ def _add_work_of_threads(
         work_ns = np.zeros((max(times_ns.size - 1, 0), len(PATH_KINDS)), dtype=np.int64)
         for number in range(len(PATH_KINDS)):
             chosen = kinds == number
-            # Where one of gloo's threads is in no span, it does no work.
+            # One of gloo's threads does no work outside its spans.
             if thread in threads.servers:
                 chosen = np.append(chosen[:-1], False)
             work_ns[:, number] = np.diff(time.spent_ns(chosen, times_ns))
@@ -282,7 +282,7 @@ def _add_work_of_threads(
 
 
 def _is_inside(times_ns: Times, stretches: Times) -> NDArray[np.bool_]:
-    """Return for each pair of neighbouring times whether it lies within a stretch.
+    """Return for each pair of adjacent times whether it lies within a stretch.
 
     Example: times 0, 5, 9 and stretch [4, 10) give False, True.
     """
@@ -295,7 +295,7 @@ def _is_inside(times_ns: Times, stretches: Times) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedGraph:
-    """The graph, each rank's part of it, and per rank the nodes of its marks."""
+    """The graph, each rank's part of it, and the nodes of each rank's marks."""
 
     graph: Graph
     ranks: tuple[RankNodes, ...]
@@ -305,9 +305,9 @@ class JoinedGraph:
 def joined_graph(
     timelines: Sequence[Timeline], matched: Sequence[MatchedCollective], marks: Sequence[Marks]
 ) -> JoinedGraph:
-    """Return the graph of these ranks, whose clocks are aligned. marks: per rank, host times that must be in it."""
+    """Return the graph of these ranks, whose clocks are aligned. marks: per rank, host times that need nodes."""
     trace_of = {timeline.rank: trace for trace, timeline in enumerate(timelines)}
-    # Of each collective its last arrival, and per rank: the trace, the row, and whether the rank did not leave earlier.
+    # For each collective its last arrival, and per rank: trace, row, and whether the rank stayed until then.
     arrivals_ns: list[int] = []
     members: list[list[tuple[int, int, bool]]] = []
     is_joined = [np.zeros(timeline.kind.size, dtype=np.bool_) for timeline in timelines]
@@ -341,18 +341,18 @@ def joined_graph(
     return JoinedGraph(graph=graph, ranks=ranks, marks=tuple(graph.number[rank.marks] for rank in ranks))
 
 
-# Steps that all ranks have whole, and their joint start and end.
+# Steps that are whole on all ranks, and their joint start and end.
 #
 # A step ends when all work that any rank launched before its end is done on every rank. It starts where the previous
 # step ended, but not before it starts on the first rank. So no time is in two steps, and between steps that follow each
-# other on the hosts none is lost, however far the devices are behind.
+# other on the hosts none is lost, however far the devices lag.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSteps:
-    """Steps in order. marks: per rank the host times at which steps start and end, alternating.
+    """Steps in order. marks: per rank, the host times at which steps start and end, alternating.
 
-    notes: which steps were left out.
+    notes: on steps that were left out.
     """
 
     names: tuple[str, ...]
@@ -361,9 +361,9 @@ class CommonSteps:
 
 
 def common_steps(timelines: Sequence[Timeline]) -> CommonSteps:
-    """Return the steps that every rank's trace holds whole.
+    """Return the steps that are whole in every rank's trace.
 
-    Steps match by name; one without a number in its name is numbered by its position in the trace (`step_names`).
+    Steps match by name; a step without a number in its name is numbered by its position in the trace (`step_names`).
     """
     row_of: list[dict[str, int]] = []
     notes = []
@@ -387,16 +387,16 @@ def common_steps(timelines: Sequence[Timeline]) -> CommonSteps:
 
 
 def bounds_ns(graph: Graph, came_ns: Times, marks: Sequence[Numbers]) -> Times:
-    """Return (steps, 2) the start and end of each step if the nodes come at these times.
+    """Return the start and end of each step (steps, 2) for these times of the nodes.
 
-    marks: per rank the nodes of its marks.
+    marks: per rank, the nodes of its marks.
     """
     # Per rank and mark: when all work that the rank launched before the mark was done, or the mark's own time if later.
     reached_ns = np.full((len(marks), marks[0].size), LONG_AGO, dtype=np.int64)
     launched = np.flatnonzero(graph.mark != ABSENT)
     np.maximum.at(reached_ns, (graph.trace[launched], graph.mark[launched]), came_ns[launched])
     reached_ns = np.maximum(np.maximum.accumulate(reached_ns, axis=1), came_ns[np.stack(marks)])
-    # Even columns are starts, odd ones ends. Then no step may overlap the one before.
+    # Even columns are starts, odd ones ends; no step may overlap the previous one.
     starts_ns, ends_ns = reached_ns[:, ::2].min(axis=0), reached_ns[:, 1::2].max(axis=0)
     ends_ns = np.maximum.accumulate(np.maximum(ends_ns, starts_ns[0]))
     starts_ns[1:] = np.clip(starts_ns[1:], ends_ns[:-1], ends_ns[1:])
@@ -404,7 +404,7 @@ def bounds_ns(graph: Graph, came_ns: Times, marks: Sequence[Numbers]) -> Times:
 
 
 def last_node(graph: Graph, step: int, end_ns: int, marks: Sequence[Numbers]) -> int:
-    """Return the node at which the step ended: a mark, or the end of work that was launched before it."""
+    """Return the node at which the step ended: a mark, or the end of work launched before it."""
     ending = np.flatnonzero(graph.time_ns == end_ns)
     launched = ending[(graph.mark[ending] != ABSENT) & (graph.mark[ending] <= 2 * step + 1)]
     marked = np.array([numbers[: 2 * step + 2] for numbers in marks], dtype=np.int64).ravel()

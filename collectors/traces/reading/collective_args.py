@@ -1,7 +1,7 @@
-"""Arguments of each collective of a trace: what it is, its process group, sequence number, dtype and sizes.
+"""Arguments of each collective in a trace: its name, process group, sequence number, dtype and sizes.
 
-They come from the event itself, else from the host's event around its launch, else from its name. For gloo, whose
-events hold no arguments, they come from the rank's Flight Recorder.
+They come from the event itself, or else from the host's event around its launch, or else from its name. gloo's events
+have no arguments, so theirs come from the rank's Flight Recorder.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ DTYPES = {
     "BFloat16": "bfloat16",
     "Bool": "bool",
 }
-"""From a trace's names of dtypes to torch's short ones; others, such as Float8_e4m3fn, only need lower case."""
+"""torch's short names of dtypes, by those in a trace; others, for example Float8_e4m3fn, only need lower case."""
 
 NESTED_AT_MOST = 16
-"""At most this many annotations of collectives begin between the start of one and the launch inside it."""
+"""Maximum number of annotations that begin between the start of a collective's annotation and the launch inside it."""
 
 
 NO_SEQUENCE = 1 << 63
-"""Sequence numbers from here on are ignored: columns hold signed 64 bits, and no group counts so far."""
+"""Sequence numbers from here on are ignored: columns have signed 64 bits, and no group counts that far."""
 
 LARGEST_WORLD = 2**31
 """No world has this many ranks: torch counts ranks in 32 bits."""
@@ -58,14 +58,14 @@ RANGES = {
     "group_size": range(1, LARGEST_WORLD),
     "sequence": range(NO_SEQUENCE),
 }
-"""By attribute of `CollectiveArgs`, the values that can be true; -1 means that there is none."""
+"""The plausible values of each attribute of `CollectiveArgs`; -1 in a trace means that there is none."""
 
 _KEYS = {field.name: field.encode_name for field in msgspec.structs.fields(CollectiveArgs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveEvent:
-    """The known facts about a collective. row: of its event. sequence: its number in its process group, if known."""
+    """The known facts about a collective. row: of its event. sequence: its number in its process group, or `ABSENT`."""
 
     row: int
     call: Call
@@ -73,7 +73,7 @@ class CollectiveEvent:
 
 
 def drop_impossible_args(raw: RawEvents) -> tuple[RawEvents, tuple[str, ...]]:
-    """Return the events without arguments that cannot be true, and a line for each argument that lost values."""
+    """Return the events without impossible arguments, and a line for each argument that lost values."""
     lost = Counter(raw.misfits)
     sound: list[tuple[int, CollectiveArgs]] = []
     for row, args in raw.collective_args:
@@ -94,9 +94,9 @@ def drop_impossible_args(raw: RawEvents) -> tuple[RawEvents, tuple[str, ...]]:
 def collectives(
     raw: RawEvents, kind: NDArray[np.int8], groups: Mapping[str, tuple[int, ...]]
 ) -> Iterator[CollectiveEvent]:
-    """Yield all events of communication, whose arguments can be true.
+    """Yield all events of communication. raw: without impossible arguments.
 
-    kind: for each event an index in `KINDS`. groups: ranks by process group.
+    kind: for each event an index into `KINDS`. groups: ranks by process group.
     """
     args_of = dict(raw.collective_args)
     by_id: dict[int, CollectiveArgs] = {}  # By the external id that a kernel shares with the host's operator.
@@ -122,7 +122,7 @@ def collectives(
 
 
 def elements_of(shape: str) -> int | None:
-    """Return the number of elements in all tensors of a JSON list of sizes; None if it holds no sizes.
+    """Return the number of elements in all tensors of a JSON list of sizes; None if it has no sizes.
 
     Example: "[[2, 3], [4]]" gives 10.
     """
@@ -144,7 +144,7 @@ def _counts(sizes: object) -> Iterator[int]:
 
 
 def _merged(first: CollectiveArgs, other: CollectiveArgs | None) -> CollectiveArgs:
-    """Return the first, with its missing values taken from the other."""
+    """Return the first, with missing values taken from the other."""
     if other is None:
         return first
     fields = first.__struct_fields__
@@ -159,9 +159,9 @@ def _first_known(*names: str | None) -> str:
 
 
 def _described(row: int, args: CollectiveArgs, name: str, groups: Mapping[str, tuple[int, ...]]) -> CollectiveEvent:
-    """Return the event of these args. name: of the event. groups: ranks by process group, where args tell none."""
+    """Return the event for these args. name: of the event. groups: ranks by process group, if the args have none."""
     ranks = ranks_of(args.ranks) if args.ranks else ()
-    # A message with both ends given has no peer, since the rank itself is one of them.
+    # If both ends of a message are given, its peer is unknown, since either may be this rank.
     ends = [rank for rank in (args.source, args.destination) if rank is not None and rank >= 0]
     return CollectiveEvent(
         row=row,
@@ -180,14 +180,14 @@ def _described(row: int, args: CollectiveArgs, name: str, groups: Mapping[str, t
 
 
 class _Callers:
-    """Finds the host's event that surrounds the launch of a collective and identifies it."""
+    """Finds the host's event that surrounds a collective's launch and describes the collective."""
 
     def __init__(self, raw: RawEvents, kind: NDArray[np.int8], with_args: Collection[int]) -> None:
         self._raw = raw
         # Launches of communication, by correlation.
         is_launch = (kind == KINDS.index("launch")) & (raw.correlation != ABSENT)
-        is_wanted = (kind == KINDS.index("communication")) & (raw.correlation != ABSENT)
-        rows = np.flatnonzero(is_launch & np.isin(raw.correlation, raw.correlation[is_wanted])).tolist()
+        is_communication = (kind == KINDS.index("communication")) & (raw.correlation != ABSENT)
+        rows = np.flatnonzero(is_launch & np.isin(raw.correlation, raw.correlation[is_communication])).tolist()
         self._launches: dict[int, int] = dict(zip(raw.correlation[rows].tolist(), rows, strict=True))
         # Host events that describe a collective, by thread and start; a RECORD counts only if it has arguments.
         describes = [name == RECORD or ANNOTATION.match(name) is not None for name in raw.names]
@@ -200,14 +200,14 @@ class _Callers:
         self._starts_ns = {thread: raw.start_ns[rows].tolist() for thread, rows in self._by_thread.items()}
 
     def of(self, row: int) -> int | None:
-        """Return the row of the innermost event around this one's launch, preferably a RECORD; None if none is."""
+        """Return the row of the innermost event around this event's launch, preferably a RECORD; None without one."""
         raw = self._raw
         launch = self._launches.get(int(raw.correlation[row]))
         if launch is None or (thread := self._thread(launch)) not in self._by_thread:
             return None
         launch_ns = int(raw.start_ns[launch])
         last = bisect_right(self._starts_ns[thread], launch_ns)
-        # The innermost first: of nested events it starts last.
+        # Innermost first: of nested events, it starts last.
         around = [
             each
             for each in reversed(self._by_thread[thread][max(0, last - NESTED_AT_MOST) : last])
@@ -219,14 +219,14 @@ class _Callers:
         return int(self._raw.process[row]), int(self._raw.thread[row])
 
 
-# gloo: a trace gives neither the process group nor the sequence number of its events; the Flight Recorder does.
+# gloo: a trace has neither the process group nor the sequence number of its events; the Flight Recorder does.
 #
-# gloo gives each process group two threads of its own, which take up its collectives in the order of their issue. So
-# the events of a group are those of one or two threads, there are as many of each name as were issued, and none begins
-# before its issue. If only one assignment of threads to groups meets all this, it is the true one.
+# gloo has two threads for each process group, which execute its collectives in the order of issue. So the events of a
+# group are those of one or two threads, with as many of each name as were issued, and none begins before its issue. If
+# a single assignment of threads to groups meets all this, it is the true one.
 
 CLOCKS_APART_NS = 100_000
-"""Allowed difference of clocks: the profiler reads another one than the record, and scales it to Unix time itself."""
+"""Tolerance between clocks: the profiler reads a different clock than the record, and scales it to Unix time itself."""
 
 _Threads: TypeAlias = frozenset[int]
 _Group: TypeAlias = tuple[str | None, tuple[int, ...]]
@@ -234,10 +234,10 @@ _Group: TypeAlias = tuple[str | None, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """A collective, or a batch of messages issued as one, as the rank's record (its Flight Recorder) has it.
+    """A collective, or a batch of messages issued together, from the rank's record (its Flight Recorder).
 
     event: its name in the profiler. created_ns: Unix time of its issue. sequence: its number in its process group; None
-    if the record does not say, and for messages.
+    if the record lacks it, and for messages.
     """
 
     event: str
@@ -257,8 +257,8 @@ class _Event:
 def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, tuple[str, ...]]:
     """Return the Timeline with the arguments of gloo's events filled in, and why others are absent.
 
-    issued: all collectives that the rank issued during the trace, in order. Messages are in no record. Two of one name
-    that both threads of a group take up within microseconds of each other may be swapped.
+    issued: all collectives that the rank issued during the trace, in order. Messages are in no record. Two with the
+    same name may be swapped if a group's two threads start them within microseconds of each other.
     """
     recorded = Counter(record.event for record in issued)
     events = []
@@ -295,7 +295,7 @@ def _only_way(
 ) -> list[list[tuple[int, Issued]]] | None:
     """Return (row, record) pairs of each group if exactly one assignment of threads to groups fits; else None."""
     threads = sorted({event.thread for event in events})
-    # Per group: each set of one or two threads whose events fit it, with the pairs that it gives.
+    # For each group, the sets of one or two threads whose events fit it, with the resulting pairs.
     fitting = []
     for issued in by_group.values():
         pairs = {}
@@ -304,7 +304,7 @@ def _only_way(
                 pairs[chosen] = matching
         fitting.append(pairs)
     fitting.sort(key=len)
-    # Stop at the second way: then it is not known which is true.
+    # Stop at the second way: the true one is then unknown.
     ways = _ways(fitting, frozenset(threads))
     way = next(ways, None)
     if way is None or next(ways, None) is not None:
@@ -315,7 +315,7 @@ def _only_way(
 def _ways(fitting: Sequence[Mapping[_Threads, object]], free: _Threads) -> Iterator[list[_Threads]]:
     """Yield each assignment of threads to the groups that uses every thread exactly once.
 
-    Example: fitting sets [{1}], [{1}, {2, 3}] and threads {1, 2, 3} give the one way [{1}, {2, 3}].
+    Example: fitting sets [{1}], [{1}, {2, 3}] and threads {1, 2, 3} give a single way, [{1}, {2, 3}].
     """
     if not fitting:
         if not free:

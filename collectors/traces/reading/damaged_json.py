@@ -1,7 +1,7 @@
-"""Splits a trace's text into events, exactly, even where the text is broken.
+"""Splits a trace's text exactly into events, even if it is broken.
 
-`split` is slow and used only at the end of a text and where no decoder takes a chunk; `likely_boundary`
-guesses where a chunk may end.
+`split` is slow, and used only at the end of a text and for chunks that no decoder accepts; `likely_boundary` guesses
+where a chunk may end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collectors.traces.reading.json_chunks import TextWindow, null_for_inf_and_n
 from collectors.traces.reading.raw_events import AT_WORK, CALLS, CATEGORIES, ON_DEVICE, RawEvents
 from collectors.traces.timeline import ABSENT
 
-# Lenient decoding of one event: kineto writes some invalid JSON, other writers values of other types.
+# Lenient decoding of an event: kineto writes some invalid JSON, and other writers use other types.
 
 
 ON_DEVICE_NAMES = frozenset(CATEGORIES[number] for number in ON_DEVICE)
@@ -32,16 +32,16 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class _Place(msgspec.Struct):
-    # Of a device's event, which records its place twice.
+    # An event on a device has its place twice: here in its args, and as pid and tid.
     device: int | None = None
     stream: int | None = None
 
 
 def decode_leniently(text: bytes) -> tuple[EventWithDigits, tuple[str, ...]] | None:
-    """Return the event of this text, and the names of the arguments that were left out; None if it is not one.
+    """Return the event in this text, and the names of the arguments that were left out; None if it is not an event.
 
-    inf and nan become null and invalid UTF-8 is replaced. A value that is not of kineto's type is left out; then a name
-    is the value's text, and a device's event has the device and stream of its args.
+    inf and nan become null, and invalid UTF-8 is replaced. Values of a type that kineto does not use are left out; a
+    name is then the value's text, and an event on a device gets device and stream from its args.
     """
     try:
         event = _event.decode(text)
@@ -76,7 +76,7 @@ def decode_leniently(text: bytes) -> tuple[EventWithDigits, tuple[str, ...]] | N
 
 
 def _is_place(value: object) -> bool:
-    """Whether a decoder can make a number of a process or a thread."""
+    """Return whether a decoder can turn a process or a thread into a number."""
     return isinstance(value, int) or (isinstance(value, str) and value.rpartition(" ")[2].isdecimal())
 
 
@@ -88,7 +88,7 @@ def _members_of(text: msgspec.Raw) -> dict[str, msgspec.Raw]:
 
 
 def _fitting(members: dict[str, msgspec.Raw], struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return by attribute of the struct the values that have its types."""
+    """Return the values that fit the struct's types, by attribute."""
     fit: dict[str, Any] = {}
     for field in msgspec.structs.fields(struct):
         if field.encode_name in members:
@@ -106,16 +106,16 @@ _FIRST_KEYS = rb'\{\s*"(?:ph|name|cat|pid|tid|ts|args)"\s*:'
 _BETWEEN_EVENTS = re.compile(rb"\}\s*(,)\s*(?=" + _FIRST_KEYS + rb")")
 _EVENT = re.compile(_FIRST_KEYS)
 
-# A string ends before its line does, so a stray quotation mark does no harm beyond its line.
+# A string ends within its line, so a stray quotation mark does no harm beyond it.
 _TOKEN = re.compile(rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"|["\[\]{}]')
 _BRACKET = re.compile(rb"\]")
 _NO_SPACE_OR_COMMA = re.compile(rb"[^\s,]")
 
 
 def likely_boundary(window: TextWindow) -> int | None:
-    """Return the index of a comma, late in the window, that seems to stand between two events; None if none does.
+    """Return the index of a comma late in the window that seems to separate two events; None if there is none.
 
-    Decoding the text before it shows whether the guess was right: cut anywhere else, that text is not valid JSON.
+    Decoding the text before it shows whether the guess was right: cut anywhere else, the text is not valid JSON.
     """
     for begin in (max(window.start, len(window.text) - SEARCHED_BYTES), window.start):
         index = None
@@ -128,11 +128,11 @@ def likely_boundary(window: TextWindow) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitEvents:
-    """The events in a window. Places are bytes of the whole text.
+    """The events in a window. Places are byte offsets in the whole text.
 
-    raw: the good events. broken_at: the places where broken events begin.
-    end: how the list of events ends: closed by its bracket, unclosed right behind an event, or cut. None if the text
-    goes on. rest_at: the place where the unread rest begins.
+    raw: the valid events. broken_at: places where broken events begin.
+    end: how the list of events ends: closed by its bracket, unclosed right after an event, or cut. None if the text
+    continues. rest_at: the place where the unread rest begins.
     """
 
     raw: RawEvents
@@ -142,7 +142,7 @@ class SplitEvents:
 
 
 def split(window: TextWindow, *, is_bare: bool = False) -> SplitEvents:
-    """Read the events of the window from its start on, and move the window's start behind them.
+    """Read the events of the window from its start, and move the window's start past them.
 
     is_bare: the text is the list alone, so that nothing follows its bracket.
     """
@@ -157,7 +157,7 @@ def split(window: TextWindow, *, is_bare: bool = False) -> SplitEvents:
             break
         end = _end_of_event(window)
         if end is None and not window.is_last:
-            break  # The event goes on behind the window.
+            break  # The event continues after the window.
         lenient = decode_leniently(window.text[window.start : end]) if end else None
         if end and lenient is not None:
             events.append((rest_at, lenient[0]))
@@ -184,7 +184,7 @@ def split(window: TextWindow, *, is_bare: bool = False) -> SplitEvents:
 
 
 def _end_of_event(window: TextWindow) -> int | None:
-    """Return the index behind the brace that ends the event here; 0 if it is broken, None if the window ends first."""
+    """Return the index after the brace that ends this event; 0 if it is broken, None if the window ends first."""
     if not window.text.startswith(b"{", window.start):
         return 0
     depth = 0
@@ -195,7 +195,7 @@ def _end_of_event(window: TextWindow) -> int | None:
             depth += 1
         elif mark in (b"}", b"]"):
             depth -= 1
-        elif mark == b'"':  # A quotation mark without an end on its line: broken, or cut by the window's end.
+        elif mark == b'"':  # A string that does not end on its line is broken, or cut by the window's end.
             is_last_line = window.text.find(b"\n", token.start()) < 0
             return None if is_last_line and not is_too_large else 0
         if depth == 0:
@@ -204,7 +204,7 @@ def _end_of_event(window: TextWindow) -> int | None:
 
 
 def _go_to_next(window: TextWindow) -> bool:
-    """Move to what looks like the beginning of the next event; return False if the text holds no more."""
+    """Move to the likely start of the next event; return False if the text has no more."""
     window.start += 1
     while (match := _EVENT.search(window.text, window.start)) is None:
         if window.is_last:
@@ -216,9 +216,9 @@ def _go_to_next(window: TextWindow) -> bool:
 
 
 def _go_to_end_of_list(window: TextWindow, *, is_bare: bool) -> bool:
-    """Move behind a broken event to the bracket that ends the list; return False if another event may come before it.
+    """Move past a broken event to the bracket that ends the list; return False if another event may come before it.
 
-    Such a bracket is recognised by what follows: the rest of a whole trace.
+    The bracket is recognised by the text after it: the rest of a whole trace.
     """
     if not window.is_last:
         return False
@@ -242,7 +242,7 @@ def _is_object(text: bytes) -> bool:
 
 
 def _columns(events: Sequence[tuple[int, EventWithDigits]]) -> tuple[RawEvents, list[int]]:
-    """Return the events that have all that they need as columns, and the places of the others."""
+    """Return the complete events as columns, and the places of the others."""
     try:
         return columns([event for _, event in events]), []
     except PROBLEMS:

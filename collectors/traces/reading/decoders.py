@@ -1,7 +1,8 @@
 """The two decoders of a trace's chunks: the scanner in C, and msgspec's typed structs in Python.
 
-The scanner is asked first and refuses what it is not sure of; the one in Python is the last, and reads whatever kineto
-has written since 2021. Neither knows what an event means. See `raw_events` for what a decoder must give.
+The scanner is tried first and refuses chunks that it is not sure of; the Python decoder is the last, and reads
+everything that kineto has written since 2021. Neither knows the meaning of an event. `raw_events` has the rules for
+decoders.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from collectors.traces.timeline import (
     numbered_except,
 )
 
-# Times: decimal microseconds of a trace become exact nanoseconds, unrounded by floating point.
+# Times: decimal microseconds of a trace become exact nanoseconds, without floating-point rounding.
 
 EXACT_BELOW_US = 2.0**43
-"""Below this, neighbouring doubles are less than a nanosecond apart, so the nearest double gives the nanosecond."""
+"""Below this, adjacent doubles are less than a nanosecond apart, so the nearest double determines the nanosecond."""
 
 NANOSECONDS_FROM_US = 10**17
-"""A time from here on cannot be microseconds since 1970: it is in nanoseconds."""
+"""Times from here on cannot be microseconds since 1970, so they are nanoseconds."""
 
 LARGEST_NS = 2**63 - 1
 LARGEST_US = LARGEST_NS // 1000
 
 
 class Inexact(ValueError):
-    """A double does not give the exact nanosecond (too large, or more than three decimals); its digits do."""
+    """A double does not determine the nanosecond (too large, or more than three decimals); its digits do."""
 
 
 def ns_of_numbers(values: Sequence[object]) -> Times:
-    """Return the nanoseconds of microseconds that were read as integers and doubles.
+    """Convert microseconds, read as integers and doubles, to nanoseconds.
 
     Raises:
-        Inexact: these numbers do not give them exactly.
+        Inexact: the numbers do not determine the nanoseconds.
     """
     if not values:
         return np.empty(0, dtype=np.int64)
@@ -64,20 +65,20 @@ def ns_of_numbers(values: Sequence[object]) -> Times:
     if numbers.dtype != np.float64 or not np.abs(numbers).max() < EXACT_BELOW_US:
         raise Inexact
     whole = np.floor(numbers)
-    # `numbers - whole` is exact, so rint removes only the distance between the double and the digits it was read from.
+    # `numbers - whole` is exact, so rint removes only the difference between a double and its digits.
     nearest_ns: Times = whole.astype(np.int64) * 1000 + np.rint((numbers - whole) * 1000).astype(np.int64)
-    if not np.array_equal(nearest_ns / 1000, numbers):  # More than three decimals: only the digits round well.
+    if not np.array_equal(nearest_ns / 1000, numbers):  # More than three decimals: rounding needs the digits.
         raise Inexact
     return nearest_ns
 
 
 def ns_of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Times, Times]:
-    """Return the nanoseconds of starts and durations as they are written; each event's start decides the unit of both.
+    """Convert the digits of starts and durations to nanoseconds; each event's start decides the unit of both.
 
-    durations: one per start, or none at all. A time beyond 64 bits becomes the largest that is not.
+    durations: one per start, or none at all. A time beyond 64 bits is clipped to the largest 64-bit number.
 
     Raises:
-        ValueError: one is not a number.
+        ValueError: a time is not a number.
     """
     starts_ns, durations_ns = ([exact_ns(digits) for digits in column] for column in (starts, durations))
     counts_ns = [start_ns >= 1000 * NANOSECONDS_FROM_US for start_ns in starts_ns]
@@ -93,8 +94,7 @@ def ns_of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[T
 
 
 def exact_ns(digits: bytes) -> int:
-    """Return the nanoseconds of a decimal number of microseconds, rounded to whole ones; any number beyond 10**30 of
-    these is 10**33.
+    """Convert decimal microseconds to whole nanoseconds, rounded; any number beyond 10**30 microseconds gives 10**33.
 
     Raises:
         ValueError: it is not a number, or has more than 30 characters.
@@ -110,11 +110,11 @@ def exact_ns(digits: bytes) -> int:
     return round(number * 1000)
 
 
-# The scanner in C, where it was built.
+# The scanner in C, if it was built.
 
 try:
     from collectors.traces.reading import _scanner
-except ImportError:  # Built without a compiler, or a source tree that was not built.
+except ImportError:  # The package was built without a compiler, or the source tree was not built.
     _scanner = None  # type: ignore[assignment]
 
 IS_BUILT = _scanner is not None
@@ -149,7 +149,7 @@ _NOT_KEPT = tuple(sorted(NOT_KEPT))
 
 
 def decode_by_scanner(chunk: bytes | bytearray | memoryview) -> RawEvents | None:
-    """Decode the chunk; None if the scanner is not sure of it, or was not built."""
+    """Decode the chunk; return None if the scanner is not sure of it, or was not built."""
     if _scanner is None:
         return None
     scanned = _scanner.scan(chunk, CATEGORIES, _NOT_KEPT, KNOWN_PHASES)
@@ -180,18 +180,18 @@ def decode_by_scanner(chunk: bytes | bytearray | memoryview) -> RawEvents | None
     )
 
 
-# The decoder in Python. Typed structs name the fields that are read, so that msgspec skips all others.
+# The decoder in Python. Its typed structs have only the needed fields, so msgspec skips all others.
 
 NOTHING = msgspec.Raw(b"")
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a text that is not JSON of the wanted type."""
+"""The exceptions that msgspec raises for a text that is not JSON of the expected type."""
 
 MEMORY = "[memory]"
 
 
 class Args(CollectiveArgs, frozen=True, gc=False):
-    """The fields that are read from the args of any event; None, or the default, where they are missing."""
+    """The needed fields of an event's args; None or the default if missing."""
 
     correlation: int = ABSENT
     shape: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
@@ -203,7 +203,7 @@ class Args(CollectiveArgs, frozen=True, gc=False):
     shape_of_2021: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")
 
 
-# Both structs have their fields in the order in which kineto writes them: msgspec reads that fastest.
+# Both structs have their fields in kineto's order, which msgspec reads fastest.
 class EventWithNumbers(msgspec.Struct, gc=False):
     """An event; None for a missing field."""
 
@@ -218,7 +218,7 @@ class EventWithNumbers(msgspec.Struct, gc=False):
 
 
 class EventWithDigits(msgspec.Struct, gc=False):
-    """An event with its times as the digits that are written."""
+    """An event with its times as the written digits."""
 
     ph: str
     cat: str = ""
@@ -237,14 +237,14 @@ KNOWN = NOT_KEPT | NUMBERS.keys()
 PHASES = frozenset(KNOWN_PHASES)
 
 PROBLEMS = (*UNDECODABLE, ValueError, TypeError, OverflowError)
-"""What decoding a chunk raises if an event in it is malformed or lacks what it needs."""
+"""The exceptions from decoding a chunk if an event in it is malformed or incomplete."""
 
 _plain = msgspec.json.Decoder(list[EventWithNumbers])
 _written = msgspec.json.Decoder(list[EventWithDigits])
 
 
 def decode_in_python(chunk: bytes | bytearray | memoryview) -> RawEvents | None:
-    """Decode the chunk; None if an event in it is malformed or lacks what it needs."""
+    """Decode the chunk; return None if an event in it is malformed or incomplete."""
     try:
         try:
             return columns(_plain.decode(chunk))
@@ -258,8 +258,8 @@ def columns(events: Sequence[Event]) -> RawEvents:
     """Return the events as columns.
 
     Raises:
-        Inexact: times are exact only from their digits.
-        ValueError, TypeError, OverflowError: an event lacks what it needs, or has a number beyond 64 bits.
+        Inexact: exact times need the digits.
+        ValueError, TypeError, OverflowError: an event is incomplete, or has a number beyond 64 bits.
     """
     complete = [event for event in events if event.ph == "X"]
     categories = [event.cat for event in complete]
@@ -305,7 +305,7 @@ def _correlation(args: Args | None) -> int:
 
 def _shapes(complete: Sequence[Event]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     raws = [NOTHING if event.args is None else event.args.shape for event in complete]
-    # Joining and splitting is twice as fast as calling bytes() on each; JSON has no zero byte.
+    # Joining and splitting is twice as fast as calling bytes() on each; JSON contains no zero byte.
     texts = b"\0".join(raws).split(b"\0") if raws else []
     if not any(texts):
         texts = [b"" if event.args is None else bytes(event.args.shape_of_2021) for event in complete]
@@ -321,14 +321,14 @@ def _times(events: Sequence[Event]) -> tuple[Times, Times]:
 
 
 def _process_or_thread(values: Sequence[int | str | None]) -> NDArray[np.int64]:
-    """Return processes or threads as numbers; in 2021 they were texts such as "stream 7"."""
+    """Return processes or threads as numbers; in 2021 they were strings such as "stream 7"."""
     numbers = [int(value.rpartition(" ")[2]) if isinstance(value, str) else value for value in values]
-    # Some writers have 2**64 - 1 for a stream: any number does that no other has.
+    # Some writers use 2**64 - 1 for a stream; any unique number can replace it.
     return _column([n if n is None or -LARGEST_NS <= n <= LARGEST_NS else n % 2**32 for n in numbers])
 
 
 def _allocations(events: Sequence[Event]) -> Allocations:
-    """Return the changes of memory, all of which have an address, as columns."""
+    """Return the changes of memory as columns; all must have an address."""
     if not events:
         return NO_ALLOCATIONS
     args = [event.args for event in events if event.args is not None]

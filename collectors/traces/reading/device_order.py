@@ -1,7 +1,7 @@
 """Finds work on the device whose times contradict its stream, its launch or the synchronisation that waited for it.
 
 A stream runs its work one by one in the order of launch. Work begins after its launch, and ends before the end of the
-device's synchronisation that was called after it. launch: everywhere, what `launches_of` gives for the events.
+device's synchronisation that was called after it. Parameters named `launch` take the result of `launches_of`.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ Mask = NDArray[np.bool_]
 SECOND_NS = 10**9
 
 CLEARLY_NS = SECOND_NS
-"""A time that contradicts another by more is wrong itself: streams and graphs explain no such overlap."""
+"""A larger contradiction between times is an error: streams and graphs cannot explain such an overlap."""
 
 BEYOND_NOISE_NS = 100_000
-"""A time that contradicts the order of its stream, or a synchronisation, by more is wrong."""
+"""A larger contradiction to the order of a stream, or to a synchronisation, is an error."""
 
 CLOCKS_AGREE_NS = 10_000
-"""Kineto puts host and device on one clock, about as closely as this."""
+"""Approximate accuracy with which kineto puts host and device on the same clock."""
 
 UNSTEADY_NS = 10**6
-"""The difference of two clocks changes by less than this during a trace."""
+"""Maximum change of the difference between two clocks during a trace."""
 
 UNKNOWN_NS = -(2**62)
-"""How far a span is early or late where that is not known."""
+"""Marks an unknown amount by which a span is early or late."""
 
 NEVER_NS = 2**63 - 1
-"""When work begins that there is not."""
+"""Start time of work that does not exist."""
 
 _DEVICE_SYNCHRONISES = re.compile(r"DeviceSynchronize$")
 
 
 def is_of(raw: RawEvents, categories: Sequence[int]) -> Mask:
-    """Whether each event belongs to one of these categories; the few categories are looked up, not the many events."""
+    """Return whether each event belongs to one of these categories; compares the few categories, not the events."""
     is_chosen: Mask = np.isin(np.arange(len(CATEGORIES)), categories)[raw.category]
     return is_chosen
 
 
 def is_at_work(raw: RawEvents) -> Mask:
-    """Whether each event is a kernel, a copy or a fill of a device."""
+    """Return whether each event is a kernel, a copy or a fill on a device."""
     return is_of(raw, AT_WORK)
 
 
 def launches_of(raw: RawEvents) -> NDArray[np.int64]:
-    """Return for each work on the device the row of the first call of its correlation, else `ABSENT`."""
+    """Return for each work on the device the row of the first call with its correlation, or `ABSENT`."""
     launch = np.full(raw.start_ns.size, ABSENT, dtype=np.int64)
     is_correlated = raw.correlation != ABSENT
     calls = np.flatnonzero(is_of(raw, CALLS) & is_correlated)
@@ -68,19 +68,19 @@ def launches_of(raw: RawEvents) -> NDArray[np.int64]:
 
 
 def _shares_launch(launch: NDArray[np.int64]) -> Mask:
-    """Return which work shares its launch with other work: a graph's launch, or a wrong one."""
+    """Return whether each work shares its launch with other work: a graph's launch, or a wrong one."""
     known = launch[launch != ABSENT]
     shares: Mask = np.append(np.bincount(known, minlength=launch.size) > 1, False)[launch]
     return shares
 
 
 def early_by_ns(raw: RawEvents, launch: NDArray[np.int64]) -> Times:
-    """Return by how much each work on the device begins before its launch; `UNKNOWN_NS` without a launch."""
+    """Return how much earlier than its launch each work on the device begins; `UNKNOWN_NS` without a launch."""
     return np.where(launch == ABSENT, UNKNOWN_NS, raw.start_ns[launch] - raw.start_ns)
 
 
 def outlasts_next(raw: RawEvents, by_ns: int = CLEARLY_NS) -> Mask:
-    """Return which work ends that long after the next on its stream began."""
+    """Return whether each work ends more than `by_ns` after the next on its stream began."""
     is_outlasting = np.zeros(raw.start_ns.size, dtype=np.bool_)
     rows = np.flatnonzero(is_at_work(raw))
     rows = rows[np.lexsort((raw.start_ns[rows], raw.thread[rows], raw.process[rows]))]
@@ -92,11 +92,11 @@ def outlasts_next(raw: RawEvents, by_ns: int = CLEARLY_NS) -> Mask:
 
 
 def is_out_of_order(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
-    """Return which work begins out of the order in which its stream's work was launched.
+    """Return whether each work begins out of the order in which its stream's work was launched.
 
-    Where work begins after some that was launched later, it is too late, or the other too early: the fewer of both are
-    wrong. If they are as many, what begins before its launch is wrong, else what is late. A graph's work shares its
-    launch, and runs on streams that are not those of the launch: it is left alone.
+    If work begins after other work that was launched later, either it is too late or the other too early: the smaller
+    group is wrong. If both are equally large, the early group is wrong if any of its work begins before its launch,
+    otherwise the late group. A graph's work shares its launch and runs on other streams, so it is not judged.
     """
     is_wrong = np.zeros(raw.start_ns.size, dtype=np.bool_)
     is_graph = np.array([*("GraphLaunch" in name for name in raw.names), False], dtype=np.bool_)[raw.name]
@@ -108,9 +108,9 @@ def is_out_of_order(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
         if stretch.size < 2:
             continue
         start_ns, called_ns = raw.start_ns[stretch], raw.start_ns[launch[stretch]]
-        # Calls of several threads overlap: only those after another's return are surely later.
+        # Calls of several threads overlap: only a call after another's return is certainly later.
         returned_ns = called_ns + raw.duration_ns[launch[stretch]] + CLOCKS_AGREE_NS
-        # soonest_ns[i]: when the first of the work from place i on begins.
+        # soonest_ns[i]: the earliest start of the work from place i on.
         soonest_ns = np.append(np.minimum.accumulate(start_ns[::-1])[::-1], NEVER_NS)
         is_late = start_ns - BEYOND_NOISE_NS > soonest_ns[np.searchsorted(called_ns, returned_ns)]
         if not is_late.any():
@@ -119,7 +119,7 @@ def is_out_of_order(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
         latest_ns = np.append(UNKNOWN_NS, np.maximum.accumulate(start_ns[by_return]))
         earlier = np.searchsorted(returned_ns[by_return], called_ns, side="right")
         is_early = start_ns + BEYOND_NOISE_NS < latest_ns[earlier]
-        # Faults apart from each other are judged apart: between them, all before begins before all behind.
+        # Judge separate faults separately: they are separated where all earlier work begins before all later work.
         is_cut = np.maximum.accumulate(start_ns)[:-1] <= soonest_ns[1:-1]
         fault = np.append(0, np.cumsum(is_cut))
         is_impossible = is_early & (start_ns + BEYOND_NOISE_NS < called_ns)
@@ -130,10 +130,9 @@ def is_out_of_order(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
 
 
 def late_by_ns(raw: RawEvents, launch: NDArray[np.int64]) -> tuple[Times, NDArray[np.int64]]:
-    """Return by how much each work ends after the first synchronisation of its device that was called after its launch,
-    and the row of that.
+    """Return how long after the first synchronisation called after its launch each work ends, and that call's row.
 
-    `UNKNOWN_NS` and `ABSENT` where there is none, and where several devices are in the trace: a call waits for one.
+    `UNKNOWN_NS` and `ABSENT` if there is none, or if the trace has several devices, since a call waits for one of them.
     """
     late_ns, waited_by = np.full(raw.start_ns.size, UNKNOWN_NS), np.full(raw.start_ns.size, ABSENT, dtype=np.int64)
     waits = np.array([*(_DEVICE_SYNCHRONISES.search(name) is not None for name in raw.names), False])[raw.name]
@@ -152,17 +151,18 @@ def late_by_ns(raw: RawEvents, launch: NDArray[np.int64]) -> tuple[Times, NDArra
 
 
 def is_alone(contradiction_ns: Times) -> Mask:
-    """Return what contradicts the host clearly, unlike most others; nothing where most do."""
+    """Return whether each work clearly contradicts the host while most others do not; all False if most do."""
     is_known, is_wrong = contradiction_ns != UNKNOWN_NS, contradiction_ns > CLEARLY_NS
     is_most = 2 * int(is_wrong.sum()) >= int(is_known.sum())
     return np.zeros_like(is_wrong) if is_most else is_wrong
 
 
 def is_late_alone(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
-    """Return which work ends after the synchronisation that waited for it, though the clocks agree.
+    """Return whether each work ends after the synchronisation that waited for it although the clocks agree.
 
-    They do if most synchronisations are kept. If not, work is still wrong that ends after the next on its stream began,
-    or later than clocks can explain: they differ by no more than the shortest time from a launch to its work.
+    The clocks agree if most synchronisations are respected. If they do not, work is still wrong if it ends after the
+    next on its stream began, or later than clocks can explain: they differ at most by the shortest time from a launch
+    to its work.
     """
     late_ns, waited_by = late_by_ns(raw, launch)
     is_late: Mask = late_ns > BEYOND_NOISE_NS

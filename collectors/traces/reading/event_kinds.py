@@ -1,6 +1,6 @@
 """Kinds of a trace's events (compute, communication, copy, ...), and remarks on oddities.
 
-`kinds` goes by category, name and place. The events are those whose times are believed.
+`kinds` judges by category, name and place. All events have plausible times.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _KIND_OF_CATEGORY: dict[str, SpanKind] = {
     "gpu_memset": "copy",
     "cuda_sync": "wait",
 }
-"""All other categories are calls of a runtime or a driver."""
+"""Kinds by category; all other categories are calls of a runtime or a driver."""
 
 
 def devices(raw: RawEvents) -> NDArray[np.int64]:
     """Return the numbers of the devices that do work in the trace.
 
-    Waits do not count: kineto gives a wait device 0 if it has seen no kernel of the wait's context yet.
+    Waits do not count: kineto assigns a wait to device 0 if it has not seen a kernel of the wait's context yet.
     """
     return np.unique(raw.process[np.isin(raw.category, AT_WORK)])
 
 
 def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
-    """Return the kind of each event, as its index in `KINDS`; and whether there are any device events.
+    """Return the kind of each event, as an index into `KINDS`; and whether there are any device events.
 
-    If it has, even copies alone, its kernels compute and communicate, and the host's operators only issue them. If not,
+    If there are, even copies alone, kernels compute and communicate, and the host's operators only issue them. If not,
     operators compute, except on gloo's own threads, where they serve communication. gloo's events count as
-    communication wherever no kernel communicates: ranks that share a GPU communicate over gloo.
+    communication if no kernel communicates: ranks that share a GPU communicate over gloo.
     """
     is_device = bool(devices(raw).size)
     kind = np.array([KINDS.index(_KIND_OF_CATEGORY.get(name, "launch")) for name in CATEGORIES], dtype=np.int8)[
@@ -81,8 +81,8 @@ def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
 
 
 def recorded(raw: RawEvents) -> Mask:
-    """Return which kernels torch's process groups launched: they bear the arguments of a `RECORD`, or it is the
-    innermost operator around their launch."""
+    """Return whether torch's process groups launched each kernel: it has the arguments of a `RECORD`, or a `RECORD` is
+    the innermost operator around its launch."""
     is_recorded = np.zeros(raw.name.size, dtype=np.bool_)
     is_kernel = _is_of(raw, "kernel")
     is_recorded[[row for row, _ in raw.collective_args if is_kernel[row]]] = True
@@ -96,7 +96,7 @@ def recorded(raw: RawEvents) -> Mask:
         is_here = raw.thread[operators] == thread
         records = operators[is_here & is_record]
         spans = union(raw.start_ns[records], raw.start_ns[records] + raw.duration_ns[records])
-        # Operators that begin outside of all records are never the innermost around a launch within one.
+        # Operators that begin outside all records are never the innermost around a launch inside one.
         mine = operators[is_here]
         mine = mine[np.searchsorted(spans.ravel(), raw.start_ns[mine], side="right") % 2 == 1]
         mine = mine[np.lexsort((-raw.duration_ns[mine], raw.start_ns[mine]))]
@@ -108,7 +108,7 @@ def recorded(raw: RawEvents) -> Mask:
 
 
 def deciding_rules(raw: RawEvents, kind: NDArray[np.int8]) -> dict[str, str]:
-    """Return by name of the device's communication the rule that recognised it."""
+    """Return the rule that recognised the device's communication, by event name."""
     by_record = recorded(raw)
     is_communication_ = (kind == KINDS.index("communication")) & (_is_of(raw, "kernel") | _is_of(raw, "gpu_memcpy"))
     rules: dict[str, str] = {}
@@ -133,18 +133,18 @@ def _named(raw: RawEvents, rule: Callable[[str], bool]) -> Mask:
 
 
 EARLIEST_UNIX_NS = 10**18
-"""The year 2001; earlier times are taken not to be Unix time."""
+"""The year 2001; earlier times are assumed not to be Unix time."""
 
 ONE_AFTER_THE_OTHER = tuple(KINDS.index(kind) for kind in ("compute", "communication", "copy"))
-"""Kinds that a stream of a device runs one at a time."""
+"""Kinds of which a stream of a device runs one at a time."""
 
 
 def remarks(
     raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], is_device: bool, *, untimed_work: int = 0
 ) -> tuple[str, ...]:
-    """Return what a reader of figures from these events should know, one line each.
+    """Return what a reader of results from these events should know, one line each.
 
-    untimed_work: how much work of the device was left out since its times are not known.
+    untimed_work: number of the device's kernels and copies that were left out because their times are unknown.
     """
     lines = []
     if raw.unknown:
@@ -182,11 +182,11 @@ def remarks(
 
 
 LARGE = 0.01
-"""The share of the kernels' time from which a kernel that looks like communication is pointed out."""
+"""Minimum share of the kernels' time at which a kernel that looks like communication is reported."""
 
 
 def _lookalikes(raw: RawEvents, kind: NDArray[np.int8]) -> list[str]:
-    """Return a line for each large kernel that sounds like communication and counts as computation."""
+    """Return a line for each large kernel whose name looks like communication but which counts as computation."""
     is_kernel, is_compute = _is_of(raw, "kernel"), kind == KINDS.index("compute")
     total_ns = float(raw.duration_ns[is_kernel].sum(dtype=np.float64))
     lines = []
@@ -197,7 +197,7 @@ def _lookalikes(raw: RawEvents, kind: NDArray[np.int8]) -> list[str]:
         )
         if share >= LARGE:
             lines.append(
-                f"what communicates in {raw.names[number]}: it looks like communication, but no rule knows the name and"
+                f"what communicates in {raw.names[number]}: it looks like communication, but no rule matches it and"
                 f" no {RECORD} is around the launch; it counts as computation, and is {100 * share:.0f} % of the"
                 " kernels' time"
             )
@@ -205,9 +205,9 @@ def _lookalikes(raw: RawEvents, kind: NDArray[np.int8]) -> list[str]:
 
 
 def _overlaps(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64]) -> list[str]:
-    """Return a line for each stream whose work overlaps; it names the event whose end is probably wrong.
+    """Return a line for each stream whose work overlaps, with the event whose end is probably wrong.
 
-    Real streams overlap by microseconds, where the next kernel may begin before the last blocks of one end.
+    Real streams overlap by microseconds, since a kernel may begin before the last blocks of the previous one end.
     """
     lines = []
     rows = np.flatnonzero(np.isin(kind, ONE_AFTER_THE_OTHER))

@@ -1,7 +1,6 @@
-"""Reads the text of a trace file, plain or gzip, through a window that moves over it, and repairs its numbers.
+"""Reads the text of a trace file, plain or gzip, through a moving window, and repairs its numbers.
 
-If a file is cut or broken, all text before that is still given; readers such as `gzip.open` throw away what they
-unpacked when they meet a cut.
+If a file is cut or broken, all text before that is still returned; readers such as `gzip.open` discard it.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-# inf and nan: kineto writes them where a number is undefined, such as the bandwidth of a copy that took no time.
-# They are not JSON, so a single one would make a whole chunk unreadable.
+# inf and nan: kineto writes them for undefined numbers, for example the bandwidth of a copy that took no time. They are
+# not JSON, so a single one would make a whole chunk unreadable.
 
 _NOT_A_NUMBER = rb":\s*[+-]?(?:inf(?:inity)?|nan)\b"
 _VALUE = re.compile(_NOT_A_NUMBER, re.IGNORECASE)
@@ -23,12 +22,12 @@ _STRING_OR_VALUE = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|' + _NOT_A_NUMBER, r
 
 
 def null_for_inf_and_nan(text: bytes) -> bytes:
-    """Return the text with null for each value that is inf or nan; strings that hold the same letters stay."""
+    """Replace each value that is inf or nan by null; strings with the same letters stay."""
     mended, end = [], 0
     for match in _VALUE.finditer(text):
         if match.start() < end:
-            continue  # On a line that is mended already.
-        # Divide only this line into strings and values, since that is slow; no string of JSON goes on behind its line.
+            continue  # The line is already mended.
+        # Split only this line into strings and values, which is slow; a JSON string ends within its line.
         begin = max(end, text.rfind(b"\n", end, match.start()) + 1)
         mended.append(text[end:begin])
         end = text.find(b"\n", match.end())
@@ -38,25 +37,25 @@ def null_for_inf_and_nan(text: bytes) -> bytes:
 
 
 PIECE_BYTES = 1 << 12
-"""This much of the file is unpacked at once; from a piece in which the file breaks nothing is given."""
+"""Size of the pieces in which a file is unpacked; nothing is returned from a piece in which the file breaks."""
 
 GZIP_ALONE = 16 + zlib.MAX_WBITS
 """zlib's wbits for a gzip header."""
 
 
 class Damaged(ValueError):
-    """The file is cut or broken here; all text before was given."""
+    """The file is cut or broken here; all text before it has been returned."""
 
 
 class Text(Protocol):
-    """A text to be read once, such as an open file."""
+    """A text that can be read once, for example an open file."""
 
     def read(self, at_most_bytes: int, /) -> bytes:
         """Return the next bytes, and none at the end."""
 
 
 class Unpacked:
-    """The text of a gzip file, to be read once; its members may have zeros between them."""
+    """The text of a gzip file, which can be read once; there may be zeros between its members."""
 
     def __init__(self, file: Text, library: Any) -> None:
         """library: zlib, or a module with its interface."""
@@ -70,7 +69,7 @@ class Unpacked:
         """Return the next bytes of the text, and none at its end.
 
         Raises:
-            Damaged: the file goes on but cannot be unpacked.
+            Damaged: the file continues but cannot be unpacked.
         """
         while not self._is_over:
             packed = self._rest or self._file.read(PIECE_BYTES)
@@ -80,7 +79,7 @@ class Unpacked:
                 raise Damaged(f"its compression is broken ({error})") from None
             self._rest = self._member.unconsumed_tail
             if self._member.eof:
-                # Go to the next member, behind the zeros.
+                # Continue with the next member, after the zeros.
                 rest = self._member.unused_data.lstrip(b"\0")
                 while not rest and (piece := self._file.read(PIECE_BYTES)):
                     rest = piece.lstrip(b"\0")
@@ -94,7 +93,7 @@ class Unpacked:
 
 
 def fastest_library() -> Any:
-    """Return isal's zlib, which is three times as fast, if it is installed; else zlib."""
+    """Return isal's zlib if it is installed, which is three times as fast; else zlib."""
     try:
         return import_module("isal.isal_zlib")
     except ImportError:
@@ -110,7 +109,7 @@ STANDARD_INPUT = Path("/dev/stdin")
 
 @contextmanager
 def open_text(path: Path) -> Iterator[Text]:
-    """Open the file's text; unpack it if it begins like gzip. It may be a pipe, which is read once."""
+    """Open the file's text, unpacked if it starts like gzip. The file may be a pipe, which can be read only once."""
     is_piped = path == STANDARD_INPUT and not path.is_file()
     with open(0, "rb", closefd=False) if is_piped else path.open("rb") as file:
         begun = _Begun(file.read(len(GZIP)), file)
@@ -118,7 +117,7 @@ def open_text(path: Path) -> Iterator[Text]:
 
 
 class _Begun:
-    """A file whose beginning was read already, and is given again first: a pipe cannot go back."""
+    """A file whose start was already read; returns the start again first, since a pipe cannot seek."""
 
     def __init__(self, beginning: bytes, file: BinaryIO) -> None:
         self.beginning, self._unread, self._file = beginning, beginning, file
@@ -132,7 +131,7 @@ class _Begun:
 class TextWindow:
     """The part of a file's text that is in memory; `text[start:]` is unread.
 
-    is_last: the text ends where the window does. damage: why the text could not be read to its end; None if it could.
+    is_last: the text ends with the window. damage: why the text could not be read to its end; None if it could.
     """
 
     def __init__(self, file: Text, *, size_bytes: int) -> None:
@@ -158,7 +157,7 @@ class TextWindow:
         return len(self.text) - self.start
 
     def fill(self) -> None:
-        """Drop what was read, and read on until the window has its size; double the size if it has it already."""
+        """Drop the read part and fill the window to its size; if the unread part already has this size, double it."""
         if self.unread_bytes >= self._size_bytes:
             self._size_bytes *= 2
         self._text_at += self.start
@@ -174,12 +173,12 @@ class TextWindow:
         self.text, self.start = b"".join(pieces), 0
 
 
-# Drawings: trace files that the observatory itself wrote for a viewer.
+# Drawings: trace files that the observatory itself writes for a viewer.
 
 _BEGINNINGS = tuple(
     b'{"displayTimeUnit":"ns","otherData":{"%b"' % first for first in (b"begins_ns", b"clock_offset_ns")
 )
-"""How a drawing begins. No profiler writes these keys; torch's puts spaces between its own."""
+"""Starts of drawings. No profiler writes these keys, and torch's puts spaces around its own."""
 
 
 def is_own_drawing(path: Path) -> bool:

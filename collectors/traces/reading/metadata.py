@@ -16,10 +16,10 @@ from collectors.traces.timeline import About
 V = TypeVar("V")
 
 LARGEST_HEAD_BYTES = 1 << 26
-"""How much text is searched for the list of events, and how much is read after it."""
+"""Maximum size of the text before the list of events, and of the text after it."""
 
 MOST_DIGITS = 10
-"""Digits of a rank, which has 31 bits."""
+"""Maximum number of digits of a rank, which has 31 bits."""
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"\s*\[")
@@ -31,7 +31,7 @@ Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 BaseTime = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 TopLevelKeys = Mapping[str, msgspec.Raw]
-"""The keys of the trace other than its events, each with its value as text."""
+"""The trace's keys other than its events, with their values as text."""
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -44,7 +44,7 @@ class RecordedGroup(msgspec.Struct):
 
 
 class DistributedInfo(msgspec.Struct):
-    """What torch writes of the rank and its world."""
+    """torch's information on the rank and its world."""
 
     rank: Rank | None = None
     world_size: Rank | None = None
@@ -62,7 +62,7 @@ class RecordedDevice(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMetadata:
-    """A trace's record of its rank and its times; None where it has none. base_ns: the origin of its times."""
+    """A trace's information on its rank and its times; None if missing. base_ns: the origin of its times."""
 
     base_ns: int | None = None
     rank: int | None = None
@@ -70,7 +70,7 @@ class TraceMetadata:
 
 
 class NoEvents(ValueError):
-    """The text has no list of events. at: the byte at which it stops being a trace."""
+    """The text has no list of events. at: the byte from which it is not a trace."""
 
     def __init__(self, at: int, why: str) -> None:
         super().__init__(why)
@@ -80,9 +80,9 @@ class NoEvents(ValueError):
 def go_to_events(
     window: TextWindow, *, largest_head_bytes: int = LARGEST_HEAD_BYTES
 ) -> tuple[TopLevelKeys | None, bool]:
-    """Move the window's start behind the bracket that opens the list of events.
+    """Move the window's start past the bracket that opens the list of events.
 
-    largest_head_bytes: how far to look for it at least.
+    largest_head_bytes: minimum size of the text to search for it.
     Returns: the keys before it, None if they cannot be read; and whether the text is the list alone, without keys.
 
     Raises:
@@ -93,7 +93,7 @@ def go_to_events(
         return {}, True
     while True:
         for match in _EVENTS.finditer(window.text, window.start):
-            # Closing the object here gives valid JSON, unless the match lies within a string or a nested object.
+            # Closing the object here gives valid JSON, unless the match is inside a string or a nested object.
             keys = _decoded(window.text[window.start : match.start()] + b'"traceEvents":[]}')
             if keys is not None:
                 window.start = match.end()
@@ -108,7 +108,7 @@ def go_to_events(
 
 
 def read_tail(window: TextWindow, *, is_bare: bool) -> TopLevelKeys | None:
-    """Return the keys after the list of events, where the window's start is; None if they cannot be read.
+    """Return the keys after the list of events, at the window's start; None if they cannot be read.
 
     is_bare: the text is the list alone, so that nothing should follow.
     """
@@ -121,7 +121,7 @@ def read_tail(window: TextWindow, *, is_bare: bool) -> TopLevelKeys | None:
 
 
 def read_metadata(keys: TopLevelKeys) -> TraceMetadata:
-    """Return what the keys tell; ignore values that are not as torch writes them."""
+    """Parse the keys; ignore values that differ from torch's format."""
     distributed = _value(keys, "distributedInfo", DistributedInfo) or DistributedInfo()
     groups = _value(keys, "distributedInfo", _Groups) or _Groups()
     devices = _value(keys, "deviceProperties", list[RecordedDevice])
@@ -139,7 +139,7 @@ def read_metadata(keys: TopLevelKeys) -> TraceMetadata:
 
 
 def ranks_of(written: Iterable[int] | str) -> tuple[int, ...]:
-    """Return the ranks of a list, or of its text; empty if the text abbreviates them or has too long a number."""
+    """Return the ranks in a list, or in its text; empty if the text abbreviates them or has too long a number."""
     if not isinstance(written, str):
         return tuple(written)
     numbers = _INTEGERS.findall(written)
@@ -179,7 +179,7 @@ def _no_events(window: TextWindow) -> NoEvents:
 def _break(text: bytes, error: Exception) -> tuple[int, str]:
     """Return the byte at which decoding the text failed, and why."""
     if isinstance(error, UnicodeDecodeError):
-        # msgspec counts from the start of the string with the invalid byte, so decode again to count from the text's.
+        # msgspec counts from the start of the string with the invalid byte; decode again to count from the text's.
         try:
             text.decode()
         except UnicodeDecodeError as of_text:

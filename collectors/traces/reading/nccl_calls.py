@@ -1,9 +1,9 @@
-"""Adds what a trace lacks about NCCL's kernels, from the rank's own record (the Flight Recorder).
+"""Adds information on NCCL's kernels that a trace lacks, from the rank's own record (the Flight Recorder).
 
-torch 2.11 writes no sequence number of a collective into a trace, and no version describes messages that are issued
-together, since no operator of torch surrounds their launch. A stream runs its kernels in the order of their launch, and
-the host launches in the order of the record. So the kernels of one kind, sorted by launch, are those of the record in
-order, if there are as many, and none is launched before it was recorded or after the next was.
+torch 2.11 writes no sequence numbers of collectives into a trace, and no version describes messages that are issued
+together, since no operator of torch surrounds their launch. A stream runs its kernels in the order of launch, and the
+host launches in the order of the record. So the kernels of a kind, sorted by launch, match the record in order, if the
+numbers are equal and none was launched before its record or after the next one.
 Source: ProcessGroupNCCL.cpp, endCoalescing, which has no RECORD_PARAM_COMMS; ParamCommsUtils.hpp, kSeqNum (since 2.12).
 """
 
@@ -28,8 +28,8 @@ _OF_NCCL = re.compile(r"^(?:nccl|rccl)")
 class _Kernel:
     """A kernel of NCCL.
 
-    launch_ns: None if the trace does not hold its launch. is_replayed: a CUDA graph launched it.
-    call: None if the trace does not describe it. collective: of the call, else by the kernel's name.
+    launch_ns: None if the trace lacks its launch. is_replayed: a CUDA graph launched it.
+    call: None if the trace does not describe it. collective: from the call, else from the kernel's name.
     """
 
     row: int
@@ -50,8 +50,8 @@ class _Kernel:
 def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, tuple[str, ...]]:
     """Return the Timeline with the calls of messages and the numbers of collectives; and why some are absent.
 
-    issued: all that the rank issued during the trace, in order, a batch of messages as one. Kernels that a CUDA graph
-    launched are in no record and stay as they are; so does a window without events of the device.
+    issued: everything that the rank issued during the trace, in order; a batch of messages is one entry. Kernels that a
+    CUDA graph launched are in no record and stay unchanged; so does a window without events of the device.
     """
     if not timeline.is_device:
         return timeline, ()
@@ -65,15 +65,15 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
 
 
 def replayed(timeline: Timeline) -> int:
-    """Count the collectives that a CUDA graph launched, so that torch issued none of them."""
+    """Count the collectives that a CUDA graph launched, none of which torch issued."""
     return sum(kernel.is_replayed for kernel in _kernels(timeline))
 
 
 def why_uncounted(timeline: Timeline, issued: Sequence[Issued], *, has_graphs: bool) -> str | None:
     """Return why the Flight Recorder lacks some of the window's communication; None if it has all.
 
-    has_graphs: whether the case asks for CUDA graphs. torch records nothing while it captures one or replays it. A
-    trace shows which launches are a graph's; if it has lost them, it shows more kernels than were recorded.
+    has_graphs: whether the case uses CUDA graphs. torch records nothing while it captures or replays a graph. A trace
+    shows which launches are a graph's; if it has lost them, it has more kernels than were recorded.
     Source: ProcessGroupNCCL.cpp, collective: initWork(record=enqueue), and enqueue is false during capture.
     """
     if count := replayed(timeline):
@@ -92,7 +92,7 @@ def why_uncounted(timeline: Timeline, issued: Sequence[Issued], *, has_graphs: b
 
 
 def _kernels(timeline: Timeline) -> list[_Kernel]:
-    """Return NCCL's kernels by start: those with its names, and kernels of any name whose process group is recorded."""
+    """Return NCCL's kernels by start: those with NCCL's names, and any whose process group is recorded."""
     if not timeline.is_device:
         return []  # Without a device, only gloo communicates.
     launches = launch_of(timeline)
@@ -119,9 +119,9 @@ def _kernels(timeline: Timeline) -> list[_Kernel]:
 
 
 def _messages(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> tuple[dict[int, Issued], str | None]:
-    """Return the records of kernels of message batches, by row; or why they are absent."""
+    """Return the records of message batches by kernel row; or why they are absent."""
     undescribed = [kernel for kernel in kernels if kernel.collective == "send" and kernel.group is None]
-    # Messages that were issued together; for one issued alone the trace has a description.
+    # Messages that were issued together; the trace describes a message that was issued alone.
     batches = [record for record in issued if record.call.collective == "send" and record.event.endswith("coalesced")]
     if not undescribed and not batches:
         return {}, None
@@ -142,7 +142,7 @@ def _messages(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> tuple[dic
 
 
 def _numbers(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> list[tuple[dict[int, Issued], str | None]]:
-    """Return the records of unnumbered kernels by row, or why they are absent; per process group and collective."""
+    """Return for each process group and collective the records of unnumbered kernels by row, or why they are absent."""
     ran: dict[tuple[str, str], list[_Kernel]] = defaultdict(list)
     for kernel in kernels:
         if kernel.group is not None and kernel.collective != "send":
@@ -180,7 +180,7 @@ def _in_order(kernels: Sequence[_Kernel]) -> list[_Kernel] | None:
 
 
 def _fits(kernels: Sequence[_Kernel], records: Sequence[Issued]) -> bool:
-    """Return whether each was launched after it was recorded, and before the next was."""
+    """Return whether each kernel was launched after its record, and before the next record."""
     following = [*(record.created_ns for record in records[1:]), None]
     for kernel, record, next_ns in zip(kernels, records, following, strict=True):
         launch_ns = kernel.launch_ns

@@ -1,13 +1,13 @@
-"""Leaves out events whose times cannot be true, and checks that host and device are on one clock.
+"""Leaves out events with impossible times, and checks that host and device are on the same clock.
 
-A time has a range: no kernel runs for hours or for no time, and no event is hours from all others. And it has
-relations: a stream runs one kernel after the other in the order of their launch, a kernel begins after its launch, a
-device's synchronisation ends after what it waited for, and a step ends before the next begins. An event that breaks one
-alone is left out. Where many kernels break a relation to the host, the clocks of host and device differ: the device's
-times are moved where launches and synchronisations bound the difference closely.
+Times have a range: no kernel runs for hours or for no time, and no event is hours from all others. They also have
+relations: a stream runs one kernel after the other in the order of launch, a kernel begins after its launch, a device's
+synchronisation ends after the work that it waited for, and a step ends before the next begins. A single event that
+breaks a relation is left out. If many kernels break a relation to the host, the clocks of host and device differ: the
+device's times are shifted if launches and synchronisations bound the difference closely.
 
-Limits follow 60 public traces of CUDA and ROCm: no stream left its order of launch, no kernel ended later than 8 us
-after its synchronisation, no work had a length of 0, in whole microseconds or not, and no step reached into the next.
+Limits are based on 60 public traces of CUDA and ROCm: no stream left its order of launch, no kernel ended later than
+8 us after its synchronisation, no work had a length of 0, in whole microseconds or not, and no steps overlapped.
 """
 
 from __future__ import annotations
@@ -42,37 +42,37 @@ SECOND_NS = 10**9
 MINUTE_NS, HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
 
 LONGEST_NS = HOUR_NS
-"""No kernel, operator or call lasts longer: torch ends a collective that hangs after at most half an hour."""
+"""Maximum duration of a kernel, operator or call: torch ends a collective that hangs after at most half an hour."""
 
 LONGEST_ANNOTATION_NS = 24 * HOUR_NS
-"""An annotation may surround a whole training."""
+"""Maximum duration of an annotation, which may surround a whole training."""
 
 FAR_NS = HOUR_NS
-"""Events of a trace that are further from all others have another clock, or no time."""
+"""Events that are further from all others in a trace have another clock, or no time."""
 
 LONGEST_QUEUE_NS = MINUTE_NS
-"""Of all kernels in a trace, at least one begins sooner after its launch."""
+"""At least one kernel in a trace begins sooner after its launch."""
 
 MANY_TIMES = 10
-"""A wait, or a step, of so many times what all other events of the trace span has no cause in the trace."""
+"""A wait or a step that exceeds the span of all other events by this factor has no cause in the trace."""
 
 SHORTEST_NS = 1000
-"""In whole microseconds, work that lasts as short as this elsewhere may be written with a length of 0."""
+"""In whole microseconds, work that elsewhere lasts up to this long may be written with a length of 0."""
 
 CLOSELY_NS = 20_000
-"""A difference of clocks is corrected where it is known as closely as this."""
+"""A difference of clocks is corrected if it is known to within this."""
 
 FEW = 1000
-"""One early kernel among more than this is its own fault; a larger share is the fault of the clocks."""
+"""A single early kernel among more than this is an error of its own; a larger share is due to the clocks."""
 
 _ANNOTATION, _OPERATOR = CATEGORIES.index("user_annotation"), CATEGORIES.index("cpu_op")
 
-# Range, by each event alone.
+# The range of each event by itself.
 
 
 def drop_impossible(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...], tuple[int, ...]]:
-    """Return the events whose times are possible, moved later by base_ns; a line for each kind of fault; and the
-    correlations of what is left out."""
+    """Return the events with possible times, shifted by base_ns; a line for each kind of fault; and the correlations of
+    the events left out."""
     latest_ns = LATEST_NS - max(base_ns, 0)
     is_backward = raw.duration_ns < 0
     is_too_long = raw.duration_ns > np.where(raw.category == _ANNOTATION, LONGEST_ANNOTATION_NS, LONGEST_NS)
@@ -105,7 +105,7 @@ def drop_impossible(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str,
 
 
 def long_time(time_ns: int) -> str:
-    """Return a long time in the largest unit of which it has two: "292 years", "700 hours", "3 s"."""
+    """Return a long time in the largest unit that it reaches twice: "292 years", "700 hours", "3 s"."""
     for unit, unit_ns in (
         ("years", 8766 * HOUR_NS),
         ("days", 24 * HOUR_NS),
@@ -131,10 +131,10 @@ def _correlations(raw: RawEvents, chosen: Mask) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Believed:
-    """The events whose times are believed.
+    """The events with plausible times.
 
     lines: one for each kind of fault. untimed: the correlations of the launches and the work that were left out.
-    clocks_differ: whether no time of the host may be compared with one of the device.
+    clocks_differ: times of the host and the device are not comparable.
     """
 
     raw: RawEvents
@@ -144,8 +144,10 @@ class Believed:
 
 
 def believed(raw: RawEvents, base_ns: int) -> Believed:
-    """Return the events whose times do not contradict others; those of the device are on the host's clock if it is
-    known. base_ns: what the times of the trace counted from, which they include."""
+    """Return the events whose times do not contradict others; the device's are on the host's clock if possible.
+
+    base_ns: the origin of the trace's times, which has been added to them.
+    """
     lines: list[str] = []
     untimed: list[int] = []
     launch = launches_of(raw)
@@ -212,7 +214,7 @@ def believed(raw: RawEvents, base_ns: int) -> Believed:
 
 
 NAMED, LONGEST_NAME = 2, 60
-"""How many names a line has, and how much of each."""
+"""Maximum number of names in a line, and length of each."""
 
 
 def _listed(names: list[str]) -> str:
@@ -224,25 +226,25 @@ Extent = tuple[int, int]
 
 
 def _is_zero(time_ns: Times, base_ns: int) -> Mask:
-    """Whether the trace has 0 for the time; a profiler also writes 0 for times before its base."""
+    """Return whether each time is 0 in the trace; a profiler also writes 0 for times before its base."""
     is_zero: Mask = (time_ns == 0) | (time_ns == base_ns)
     return is_zero
 
 
 def _is_on_device(raw: RawEvents) -> Mask:
-    """Whether each event has a time of the device's clock; the device's waits have."""
+    """Return whether each event's time is from the device's clock, which includes the device's waits."""
     return is_of(raw, ON_DEVICE)
 
 
 def _extents(raw: RawEvents, base_ns: int) -> tuple[Extent | None, Extent | None]:
-    """Return the first and the last start among the bulk of the host's events, and among that of the device's."""
+    """Return the first and the last start among the bulk of the host's events, and of the device's events."""
     is_device, at_zero = _is_on_device(raw), _is_zero(raw.start_ns, base_ns)
     host, device = (_bulk(raw.start_ns[chosen], at_zero[chosen]) for chosen in (~is_device, is_device))
     return host, device
 
 
 def _bulk(start_ns: Times, at_zero: Mask) -> Extent | None:
-    """Return the bounds of the largest set of starts without a gap of hours; zeros count only if near to others.
+    """Return the bounds of the largest set of starts without a gap of hours; zeros count only if near others.
 
     Example: starts of 0, 0 and 7 hours give (7, 7) hours.
     """
@@ -252,7 +254,7 @@ def _bulk(start_ns: Times, at_zero: Mask) -> Extent | None:
     if last_ns - first_ns <= FAR_NS:
         return first_ns, last_ns
     ordered = np.argsort(start_ns, kind="stable")
-    # Python's whole numbers, since years apart exceed no limit there.
+    # Python's integers, which cannot overflow if times are years apart.
     begins = np.flatnonzero(np.diff(start_ns[ordered].astype(np.float64)) > FAR_NS) + 1
     sets = np.split(ordered, begins)
     largest = max(sets, key=lambda rows: (int((~at_zero[rows]).sum()), int(start_ns[rows[-1]])))
@@ -265,20 +267,20 @@ def _outside(start_ns: Times, end_ns: Times, extent: Extent) -> Mask:
 
 
 def _is_far(raw: RawEvents, host: Extent | None, device: Extent | None) -> Mask:
-    """Return whether each event is hours from the bulk of its side; at 0 alone, also from that of the other side."""
+    """Return whether each event is hours from the bulk of its side, or of the host if all device starts are equal."""
     is_device, end_ns = _is_on_device(raw), raw.start_ns + raw.duration_ns
     is_far = np.zeros(end_ns.size, dtype=np.bool_)
     for chosen, extent in ((~is_device, host), (is_device, device)):
         if extent is not None:
             is_far |= chosen & _outside(raw.start_ns, end_ns, extent)
     if host is not None and device is not None and device[0] == device[1]:
-        # All of the device's work begins at one moment, such as 0.
+        # All of the device's work begins at the same moment, for example 0.
         is_far |= is_device & _outside(raw.start_ns, end_ns, host)
     return is_far
 
 
 def _is_empty_at_zero(raw: RawEvents, at_zero: Mask) -> Mask:
-    """Return which events of a trace that counts from 0 have no time: work without length, or before its launch."""
+    """Return whether each event of a trace that counts from 0 has no time: without length, or before its launch."""
     if not at_zero.any():
         return at_zero
     is_empty = (raw.duration_ns == 0) & (is_at_work(raw) | _is_mark(raw))
@@ -286,21 +288,21 @@ def _is_empty_at_zero(raw: RawEvents, at_zero: Mask) -> Mask:
     others = early_ns[~at_zero & (early_ns != UNKNOWN_NS)]
     is_early = early_ns > CLOCKS_AGREE_NS
     if others.size and np.median(others) > CLOCKS_AGREE_NS:
-        is_early[:] = False  # All begin before their launch: the clocks differ.
+        is_early[:] = False  # All begin before their launch, so the clocks differ.
     has_no_time: Mask = at_zero & (is_empty | is_early)
     return has_no_time
 
 
 def _is_empty(raw: RawEvents) -> Mask:
-    """Whether each event is launched work with a length of 0."""
+    """Return whether each event is launched work with a length of 0."""
     is_empty: Mask = is_at_work(raw) & (raw.duration_ns == 0)
     return is_empty & (launches_of(raw) != ABSENT) if is_empty.any() else is_empty
 
 
 def _is_unbelievably_short(raw: RawEvents) -> Mask:
-    """Return which launched work has a length of 0 and ran for longer.
+    """Return whether each launched work has a length of 0 although it must have run longer.
 
-    A trace in whole microseconds may round down to 0: there, work of a name that elsewhere lasts one is believed.
+    A trace in whole microseconds may round down to 0: there, 0 is plausible if work with this name elsewhere lasts 1.
     """
     is_zero = _is_empty(raw)
     if not is_zero.any() or (raw.start_ns % 1000).any() or (raw.duration_ns % 1000).any():
@@ -313,14 +315,14 @@ def _is_unbelievably_short(raw: RawEvents) -> Mask:
 
 
 def _is_mark(raw: RawEvents) -> Mask:
-    """Whether each event marks a step of the host."""
+    """Return whether each event marks a step on the host."""
     is_named = np.array([*(STEPS.match(name) is not None for name in raw.names), False], dtype=np.bool_)[raw.name]
     is_mark: Mask = is_named & ((raw.category == _ANNOTATION) | (raw.category == _OPERATOR))
     return is_mark
 
 
 def _is_mark_far_off(raw: RawEvents) -> Mask:
-    """Return which marks begin or end minutes, and many times the length of all else on the host, from that."""
+    """Return whether each mark is far from all other host events: minutes, and many times their total span."""
     is_mark, end_ns = _is_mark(raw), raw.start_ns + raw.duration_ns
     others = ~(is_mark | _is_on_device(raw) | (raw.category == _ANNOTATION))  # An annotation may surround a training.
     if not is_mark.any() or not others.any():
@@ -332,13 +334,13 @@ def _is_mark_far_off(raw: RawEvents) -> Mask:
 
 
 def _overlaps_mark(raw: RawEvents) -> Mask:
-    """Return which marks of a thread's steps reach into the next: the longer where it holds the other, else both."""
+    """Return whether each mark of a thread's steps overlaps another: the longer if it contains the other, else both."""
     overlaps = np.zeros(raw.start_ns.size, dtype=np.bool_)
     rows, end_ns = np.flatnonzero(_is_mark(raw)), raw.start_ns + raw.duration_ns
     is_ours = np.array([*(name == STEP for name in raw.names), False], dtype=np.bool_)[raw.name]
     rows = rows[np.lexsort((raw.start_ns[rows], raw.thread[rows], raw.process[rows], is_ours[rows]))]
     this, following = rows[:-1], rows[1:]
-    # A mark that is written twice reaches into itself.
+    # A mark that is written twice does not count as an overlap.
     is_same = (raw.start_ns[this] != raw.start_ns[following]) | (end_ns[this] != end_ns[following])
     for column in (raw.thread, raw.process, is_ours):
         is_same &= column[this] == column[following]
@@ -351,11 +353,11 @@ def _overlaps_mark(raw: RawEvents) -> Mask:
 def _on_one_clock(
     raw: RawEvents, launch: NDArray[np.int64], host: Extent | None, device: Extent | None
 ) -> tuple[RawEvents, tuple[str, ...], bool]:
-    """Return the events on one clock, a line on the clocks' fault, and whether they still differ."""
+    """Return the events on a common clock, a line if the clocks differed, and whether they still differ."""
     early_ns, (late_ns, waited_by) = early_by_ns(raw, launch), late_by_ns(raw, launch)
     launched, waited = early_ns[early_ns != UNKNOWN_NS], late_ns[late_ns != UNKNOWN_NS]
     kernels = launched.size
-    # A kernel may be alone in being early; an offset makes those late that ran last before a synchronisation.
+    # A single kernel may be early by itself; a clock offset makes the last kernels before synchronisations late.
     synchronisations = np.unique(waited_by[waited_by != ABSENT]).size
     contradicted = np.unique(waited_by[late_ns > CLOCKS_AGREE_NS]).size
     if int((launched > CLOCKS_AGREE_NS).sum()) * FEW > kernels:
@@ -370,7 +372,7 @@ def _on_one_clock(
         why = f"the device's events are {long_time(abs(device[0] - host[0]))} from the host's"
     else:
         return raw, (), False
-    # Moved by less, a kernel begins before its launch; by more, one ends after the synchronisation.
+    # With a smaller shift, a kernel begins before its launch; with a larger one, one ends after its synchronisation.
     least_ns, most_ns = int(launched.max(initial=UNKNOWN_NS)), -int(waited.max(initial=UNKNOWN_NS))
     if kernels and waited.size and 0 <= most_ns - least_ns <= CLOSELY_NS:
         moved_ns = (least_ns + most_ns) // 2
@@ -382,11 +384,11 @@ def _on_one_clock(
             f" {long_time(most_ns - least_ns)}"
         )
         return replace(raw, start_ns=start_ns), (line,), False
-    return raw, (f"all that compares host and device, such as steps: their clocks differ: {why}",), True
+    return raw, (f"everything that compares host and device, such as steps: their clocks differ: {why}",), True
 
 
 def _longest_queue_ns(raw: RawEvents) -> int:
-    """Return how long all kernels may be behind their launches: `MANY_TIMES` what host or device span by itself."""
+    """Return the maximum delay of all kernels after their launches: `MANY_TIMES` the span of the host or the device."""
     is_device, end_ns = _is_on_device(raw), raw.start_ns + raw.duration_ns
     spans_ns = [int(end_ns[side].max() - raw.start_ns[side].min()) for side in (is_device, ~is_device) if side.any()]
     return min(LONGEST_QUEUE_NS, max(SECOND_NS, MANY_TIMES * max(spans_ns)))

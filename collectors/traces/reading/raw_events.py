@@ -1,19 +1,19 @@
-"""Raw events of a trace as columns, before any rule says what they mean; and what every decoder must do.
+"""Raw events of a trace as columns, before any rule assigns them a meaning; and the rules for all decoders.
 
-A decoder takes a chunk, which is one whole JSON array of events as bytes, and returns its `RawEvents`, or None if it is
-not sure of every event in it; then the next decoder is asked. The last one is written in Python. Decoders agree in
-every column of what they return. The rules for all:
+A decoder takes a chunk, which is a complete JSON array of events as bytes, and returns its `RawEvents`, or None if it
+is not sure of every event in it; then the next decoder is tried. The last one is written in Python. The results of all
+decoders are equal in every column. The rules:
 
-- An event of phase "X" whose category is in `CATEGORIES` is a row. Other categories are not kept, and those that are
-  not in `NOT_KEPT` either are named in `unknown`. An event of phase "i" called "[memory]" is a row of `allocations`;
+- An event of phase "X" whose category is in `CATEGORIES` is a row. Other categories are dropped, and listed in
+  `unknown` unless they are in `NOT_KEPT`. An event of phase "i" with the name "[memory]" is a row of `allocations`;
   without "Addr" it is only counted. Other events whose phase is in `KNOWN_PHASES` (flows, counters, names of threads)
-  are skipped; all further phases are named in `unread_phases`.
-- ts and dur are decimal microseconds with at most three decimals and become nanoseconds without floating point.
-- If an object has a number twice under one key, the last counts.
-- A decoder other than the last returns None for: a string with a backslash or a byte above 127 in what it keeps, a
-  number written other than as digits with a sign and a point, more than three decimals, a time or a number beyond
-  int64, an event to keep without name, ts, dur, pid or tid or with a string as pid or tid, a value of another type than
-  said here, the key "Input dims" (how "Input Dims" was written in 2021), and whatever is not JSON.
+  are skipped; all other phases are listed in `unread_phases`.
+- ts and dur are decimal microseconds with at most three decimals, and become nanoseconds without floating point.
+- If an object has several numbers under the same key, the last counts.
+- A decoder other than the last returns None for: a string with a backslash or a byte above 127 in a kept value, a
+  number that is not written as digits with an optional sign and point, more than three decimals, a time or a number
+  beyond int64, an event to keep without name, ts, dur, pid or tid or with a string as pid or tid, a value of another
+  type than given here, the key "Input dims" (the spelling of "Input Dims" in 2021), and anything that is not JSON.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ CATEGORIES: tuple[str, ...] = (
     "privateuse1_runtime",
     "privateuse1_driver",
 )
-"""The categories that are kept; `RawEvents.category` is an index into these."""
+"""Categories to keep; `RawEvents.category` is an index into these."""
 
 ON_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"))
-"""The categories whose process is a device and whose thread is a stream of it."""
+"""Categories whose process is a device and whose thread is one of its streams."""
 
 AT_WORK = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset"))
-"""The categories of work on a device, without waits."""
+"""Categories of work on a device, without waits."""
 
 CALLS = tuple(number for number, name in enumerate(CATEGORIES) if name.endswith(("_runtime", "_driver")))
-"""The categories of calls of a runtime or a driver, which launch work or wait for it."""
+"""Categories of calls of a runtime or a driver, which launch work or wait for it."""
 
 OF_2021 = {
     "Operator": "cpu_op",
@@ -63,7 +63,7 @@ OF_2021 = {
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
-"""Kineto's names of some categories in 2021; only the last decoder knows them."""
+"""Kineto's names of some categories in 2021, which only the last decoder supports."""
 
 NOT_KEPT = frozenset(
     {
@@ -80,22 +80,22 @@ NOT_KEPT = frozenset(
         "Trace",
     }
 )
-"""The categories that are known but hold nothing that is read."""
+"""Known categories that contain nothing we need."""
 
 
 KNOWN_PHASES = "XiICMstfbnePSTpFNODVvRc()"
-"""The letters of phases that are read, or known to hold nothing that is read.
+"""Letters of phases that are read, or known to contain nothing we need.
 
-"B" (begin) and "E" (end) are missing: such pairs are spans, and are not read.
+"B" (begin) and "E" (end) are missing: such pairs are spans, which are not read.
 Source: Trace Event Format, of Chrome's tracing.
 """
 
 
 class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The args of an event about its collective, with values as written; None where they lack one.
+    """An event's args that describe its collective, with values as written; None if missing.
 
-    source, destination: the ranks that a message comes from and goes to; torch gives only the other rank.
-    external_id: shared by a kernel and the host's operator that asked for it.
+    source, destination: the ranks that a message comes from and goes to; torch writes only the other rank.
+    external_id: shared by a kernel and the host's operator that launched it.
     """
 
     collective: str | None = msgspec.field(default=None, name="Collective name")
@@ -121,10 +121,10 @@ Raises:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawEvents:
-    """The rows of one chunk, in its order.
+    """The rows of a chunk, in its order.
 
-    names, shapes: the distinct ones, in order of first appearance. name, shape: a row's index into these; a shape is
-    the text of "Input Dims" as written, and the index is -1 if there is none.
+    names, shapes: distinct values in order of first appearance. name, shape: a row's index into these; a shape is the
+    text of "Input Dims" as written, and the index is -1 if there is none.
     category: an index into `CATEGORIES`. start_ns, duration_ns: ts and dur, relative to the file's base time.
     process, thread: pid and tid. correlation: of args, -1 if absent.
     collective_args: (row, its args) for each row whose args have a "Collective name" that is not null; by row.
@@ -132,9 +132,9 @@ class RawEvents:
     "Total Allocated", -1 if absent; device "Device Id" if "Device Type" is not 0, else -1; thread tid, -1 if it is not
     a number.
     without_address: the number of memory changes without "Addr". unknown: categories of phase "X" in no list here.
-    unread_phases: those that are not in `KNOWN_PHASES`.
-    untimed: correlations of launches and work that are not among the rows, since a decoder could not read them.
-    misfits: the name of an argument for each value of it that was left out, of another type or beyond 64 bits.
+    unread_phases: phases that are not in `KNOWN_PHASES`.
+    untimed: correlations of launches and work that are not among the rows because a decoder could not read them.
+    misfits: the name of the argument, once for each value that was left out for its type or because it exceeds 64 bits.
     """
 
     names: tuple[str, ...]
@@ -156,8 +156,8 @@ class RawEvents:
     misfits: tuple[str, ...] = ()
 
     def at(self, rows: NDArray[np.bool_], changes: NDArray[np.bool_]) -> RawEvents:
-        """Return these rows and these changes of memory alone."""
-        number = np.cumsum(rows) - 1  # The new row of each event that stays.
+        """Return only these rows and these changes of memory."""
+        number = np.cumsum(rows) - 1  # The new row of each remaining event.
         columns = {name: getattr(self, name)[rows] for name in (*PLAIN_COLUMNS, "name", "shape")}
         return replace(
             self,
@@ -174,18 +174,18 @@ Decoder = Callable[[bytes | bytearray | memoryview], RawEvents | None]
 
 PLAIN_COLUMNS = ("category", "start_ns", "duration_ns", "process", "thread", "correlation")
 _DTYPES: dict[str, type] = {"category": np.int8, "name": np.int32, "shape": np.int32}
-"""Of all other columns: int64."""
+"""dtypes of columns; all others have int64."""
 
 
 class ChunkJoiner:
-    """Joins chunks as they come; `joined` returns all. count: of kept events, including changes of memory."""
+    """Joins chunks as they arrive; `joined` returns the result. count: of kept events, including changes of memory."""
 
     def __init__(self) -> None:
         self.count = 0
         self._rows = 0
         self._names: dict[str, int] = {}
         self._shapes: dict[str, int] = {}
-        # One growing buffer per column: chunks kept until they are joined would be in memory twice.
+        # A growing buffer per column: chunks that are stored until they are joined would be in memory twice.
         self._columns = {name: bytearray() for name in (*PLAIN_COLUMNS, "name", "shape")}
         self._allocations: list[Allocations] = []
         self._collective_args: list[tuple[int, CollectiveArgs]] = []
@@ -214,7 +214,7 @@ class ChunkJoiner:
         self.count += raw.name.size + raw.allocations.time_ns.size
 
     def joined(self) -> RawEvents:
-        """Return all events, in columns that may be written to; nothing can be added afterwards."""
+        """Return all events, in writable columns; nothing can be added afterwards."""
         columns: dict[str, Any] = {
             name: np.frombuffer(buffer, dtype=_DTYPES.get(name, np.int64)) for name, buffer in self._columns.items()
         }

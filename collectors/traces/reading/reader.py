@@ -1,10 +1,10 @@
-"""Reads a trace file, as kineto has written them since 2021, into a Timeline, chunk by chunk; and a profiler's events.
+"""Reads a trace file that kineto has written (2021 or later) into a Timeline, chunk by chunk; or a profiler's events.
 
-Times are exact: nanoseconds come from the decimal digits. The Timeline's `about.left_out` names what could not be used.
-`read_events` reads a profiler in this process: `prof.events()` and `key_averages()` build a tree and take twenty times
-as long. Its Timeline may differ from the file's in two ways: names are as the program gave them, while kineto alters or
-drops those with a quotation mark, a backslash, a tab or a non-ASCII letter; and a `record_function` still open when the
-profiler stops may end elsewhere.
+Times are exact: nanoseconds come from the decimal digits. The Timeline's `about.left_out` lists what could not be used.
+`read_events` reads a profiler in this process; `prof.events()` and `key_averages()` build a tree and take twenty times
+as long. Its Timeline may differ from the file's in two ways: names are the program's own, while kineto alters or drops
+those with a quotation mark, a backslash, a tab or a non-ASCII letter; and a `record_function` that is still open when
+the profiler stops may have another end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from collectors.traces.reading.raw_events import (
 )
 from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Call, Timeline, numbered, numbered_except
 
-# From raw events to a Timeline: find their kinds, sort them, and renumber their texts.
+# From raw events to a Timeline: determine kinds, sort the events, and renumber their texts.
 
 Order = NDArray[np.intp]
 
@@ -47,7 +47,7 @@ T = TypeVar("T", bound=np.generic)
 
 
 def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Timeline:
-    """Return the Timeline of these events, whose times count from base_ns; add what is wrong with them to left_out.
+    """Return the Timeline of these events, whose times count from base_ns; report faults in left_out.
 
     The events cannot be used afterwards: their columns are sorted in place, so that they are never in memory twice.
     """
@@ -64,7 +64,7 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
     end_ns = np.add(raw.start_ns, raw.duration_ns, out=raw.duration_ns)
     order = _order(raw, kind, stream, end_ns)
     call = np.full(kind.size, ABSENT, dtype=np.int32)
-    sequence = raw.process  # Not needed any more, since streams now tell the device: its memory is reused.
+    sequence = raw.process  # Reuse its memory: streams now contain the device.
     sequence[:] = ABSENT
     numbers: dict[Call, int] = {}
     for each in communication:
@@ -100,9 +100,9 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
 
 
 def _streams(raw: RawEvents) -> NDArray[np.int64]:
-    """Return threads and streams; if a trace has several devices, a stream has the device's number above its 32 bits.
+    """Return threads and streams; if a trace has several devices, the bits above a stream's 32 are the device's number.
 
-    A wait without a stream, or of a device that does no work, keeps its number.
+    A wait without a stream, or on a device that does no work, keeps its number.
     """
     gpus = devices(raw)
     if gpus.size <= 1:
@@ -112,8 +112,8 @@ def _streams(raw: RawEvents) -> NDArray[np.int64]:
 
 
 def _order(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], end_ns: Times) -> Order:
-    """Sort by start, then the longer first, then by content, since files and profilers differ in their order."""
-    # Sort by start; only the events that share their start with another are sorted again, by all keys.
+    """Sort by start, then longer events first, then by content, since files and profilers differ in their order."""
+    # Sort by start, then sort only the events with equal starts by all keys.
     order: Order = np.argsort(raw.start_ns, kind="stable")
     starts = raw.start_ns[order]
     # Starts of 1, 3, 3, 4 are tied at places 1 and 2.
@@ -122,7 +122,7 @@ def _order(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], en
     is_tied[:-1] |= is_tied[1:]
     if is_tied.any():
         places, rows = np.flatnonzero(is_tied), order[is_tied]
-        # By the index of a name, its place in the alphabet.
+        # The alphabetical place of each name, by its index.
         alphabetical = np.empty(len(raw.names) + 1, dtype=np.int64)
         alphabetical[sorted(range(len(raw.names)), key=raw.names.__getitem__)] = np.arange(len(raw.names))
         keys = (alphabetical[raw.name], raw.correlation, stream, kind, -end_ns, raw.start_ns)
@@ -131,7 +131,7 @@ def _order(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], en
 
 
 def _ordered(column: NDArray[T], order: Order) -> NDArray[T]:
-    """Sort the column in place: only one column at a time is in memory twice."""
+    """Sort the column in place, so that only one column at a time is in memory twice."""
     column[:] = column[order]
     return column
 
@@ -142,7 +142,7 @@ def _by_appearance(things: Sequence[Any], number: NDArray[np.int32]) -> tuple[tu
     Example: things a, b, c and number [2, 0, ABSENT, 2] give c, a and [0, 1, ABSENT, 0].
     """
     first = np.full(len(things) + 1, number.size, dtype=np.int64)
-    # Of writes to one index the last remains, so going backwards leaves the first appearance.
+    # The last write to an index wins, so writing backwards leaves the first appearance.
     first[number[::-1]] = np.arange(number.size - 1, -1, -1)
     first[ABSENT] = number.size
     appearing = [each for each in np.argsort(first, kind="stable").tolist() if first[each] < number.size]
@@ -152,10 +152,10 @@ def _by_appearance(things: Sequence[Any], number: NDArray[np.int32]) -> tuple[tu
 
 
 SCANNED_BYTES, PYTHON_BYTES = 8 << 20, 1 << 19
-"""Sizes of a chunk. The Python decoder's objects are many times larger than its chunk and should fit in the caches."""
+"""Sizes of a chunk. The Python decoder's objects are many times larger than its chunk and should fit into caches."""
 
 DECODERS: tuple[Decoder, ...] = (python_decoder.decode_by_scanner, python_decoder.decode_in_python)
-"""Decoders in the order in which they are asked."""
+"""Decoders in the order in which they are tried."""
 
 RANK_UNKNOWN = "its rank: neither the trace nor its file's name has it, so it is reported as rank 0"
 
@@ -163,17 +163,17 @@ _RANK = re.compile(
     r"(?:(?<![A-Za-z])(?P<axis>(?i:local|node|group|host|tp|pp|dp|ep|cp|sp))[-_.]?(?i:rank)"
     r"|(?<![A-Za-z])(?i:rank)|(?<=[a-z])Rank)[-_]?(?P<rank>\d{1,9})"
 )
-"""A rank in a file's name, as a word: not as in frank2024. A rank along an axis, or in its node, is not the world's."""
+"""A rank in a file name, as a word: not as in frank2024. A rank along an axis or within a node is not a global rank."""
 
 
 def rank_in_name(name: str) -> int | None:
-    """Return the rank in a file's name; None for a local rank, or one along an axis of parallelism."""
+    """Return the global rank in a file name; None for a local rank, or a rank along an axis of parallelism."""
     ranks = [int(match["rank"]) for match in _RANK.finditer(name) if match["axis"] is None]
     return ranks[0] if ranks else None
 
 
 class Unreadable(ValueError):
-    """The file is not a trace, or nothing in it can be read. at: the byte of its text where reading failed."""
+    """The file is not a trace, or nothing in it can be read. at: the byte of its text at which reading failed."""
 
     def __init__(self, path: Path, at: int, why: str) -> None:
         super().__init__(f"{path}: byte {at}: {why}; a trace is JSON, or JSON.gz, as torch.profiler exports it")
@@ -203,11 +203,11 @@ def read_trace(
     decoders: Sequence[Decoder] = DECODERS,
     chunk_bytes: int | None = None,
 ) -> Timeline:
-    """Return the Timeline of a trace file. rank: overrides the file's. chunk_bytes: None for what suits the decoders.
+    """Return the Timeline of a trace file. rank: overrides the file's. chunk_bytes: None for the decoders' best size.
 
     Raises:
-        Unreadable: no event in it can be read.
-        OSError: there is no such file, or it cannot be opened.
+        Unreadable: no event in the file can be read.
+        OSError: the file does not exist or cannot be opened.
     """
     is_scanned = python_decoder.IS_BUILT and python_decoder.decode_by_scanner in decoders
     with open_text(path) as file:
@@ -239,7 +239,7 @@ def _read_events(window: TextWindow, decoders: Sequence[Decoder], *, is_bare: bo
     broken_at: list[int] = []
     while True:
         window.fill()
-        # Fast path: guess a comma between two events and decode all before it. Else split exactly.
+        # Fast path: guess a comma between two events and decode everything before it. Otherwise split exactly.
         if (comma := likely_boundary(window)) is not None:
             chunk = b"".join((b"[", memoryview(window.text)[window.start : comma], b"]"))
             if (raw := _decoded(chunk, decoders)) is not None:
@@ -255,7 +255,7 @@ def _read_events(window: TextWindow, decoders: Sequence[Decoder], *, is_bare: bo
 
 
 def _decoded(chunk: bytes, decoders: Sequence[Decoder]) -> RawEvents | None:
-    """Decode a chunk, if need be with null for inf and nan; None if no decoder is sure of every event in it."""
+    """Decode a chunk, if necessary with null for inf and nan; return None if no decoder is sure of all its events."""
     for decode in decoders:
         if (raw := decode(chunk)) is not None:
             return raw
@@ -274,7 +274,7 @@ def _left_out(
         count, first = len(events.broken_at), events.broken_at[0]
         yield f"{count} events that are not JSON, or lack what an event needs; the first is at byte {first}"
     if events.is_cut:
-        yield f"all that is behind byte {events.ends_at}, where it ends before its events do"
+        yield f"everything after byte {events.ends_at}, where the file ends before its events do"
     elif behind is None:
         yield "the text after its events: it is not JSON"
     if damage is not None:
@@ -285,11 +285,11 @@ NUMBERS = {name: number for number, name in enumerate(CATEGORIES)}
 OF_HOST = (CATEGORIES.index("cpu_op"), CATEGORIES.index("user_annotation"))
 KERNEL = CATEGORIES.index("kernel")
 LONGEST_LIST = 30
-"""Kineto writes no sizes of a longer list of tensors: TENSOR_LIST_DISPLAY_LENGTH_LIMIT of torch's profiler."""
+"""Kineto writes no sizes for longer lists of tensors: TENSOR_LIST_DISPLAY_LENGTH_LIMIT of torch's profiler."""
 
 
 class Event(Protocol):
-    """The methods that are called on a kineto event of `torch.profiler`."""
+    """The methods of a `torch.profiler` kineto event that we call."""
 
     def name(self) -> str: ...
     def activity_type(self) -> str: ...
@@ -304,7 +304,7 @@ class Event(Protocol):
 
 
 def read_events(events: Iterable[Event], *, rank: int) -> Timeline:
-    """Return the Timeline of these events. It has no allocations: the events do not hold their addresses."""
+    """Return the Timeline of these events. It has no allocations, since the events lack their addresses."""
     rows = [(category, event) for event in events if (category := NUMBERS.get(event.activity_type())) is not None]
     known = [event for _, event in rows]
     names, name = numbered([event.name() for event in known])
@@ -331,7 +331,7 @@ def read_events(events: Iterable[Event], *, rank: int) -> Timeline:
 def _shape(operator: Event) -> str:
     """Return the sizes of an operator's inputs as kineto writes them; "" if there are none."""
     sizes = operator.structured_input_shapes()
-    # A long list of tensors has the sizes of each; kineto leaves such a list out.
+    # A list of tensors has the sizes of each; kineto omits long lists.
     written = [
         [] if isinstance(each, list) and len(each) > LONGEST_LIST and isinstance(each[0], list) else each
         for each in sizes
@@ -340,7 +340,7 @@ def _shape(operator: Event) -> str:
 
 
 def _collective_args(rows: Sequence[tuple[int, Event]]) -> dict[int, CollectiveArgs]:
-    """Return the args of collectives by row: an operator's own, which its kernels get too, as kineto does it."""
+    """Return the args of collectives by row: an operator's own, which its kernels also get, as in kineto."""
     args_of_row: dict[int, CollectiveArgs] = {}
     by_operator: dict[int, CollectiveArgs] = {}
     for row, (category, event) in enumerate(rows):

@@ -250,7 +250,7 @@ def test_merge_says_what_it_could_not_know(tmp_path: Path) -> None:
     write_timelines(tmp_path, 0)
     answer = _analyse("merge", tmp_path, "--output", tmp_path / "merged.json")
     assert answer.exit_code == 0, answer.output
-    assert "one rank alone: what its communication waited for is not known" in answer.stderr
+    assert "a single rank: its waits for other ranks are unknown" in answer.stderr
     assert "1 of 2 ranks have no trace (1)" in answer.stderr
 
 

@@ -329,7 +329,7 @@ def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: py
     [
         (
             ("--exporter", "192.0.2.1:9464"),
-            "port 9464 of 192.0.2.1 cannot be listened at: Cannot assign requested address",
+            "cannot listen at port 9464 of 192.0.2.1: Cannot assign requested address",
         ),
         (("--exporter", "127.0.0.1:0", "--targets", "/proc/targets"), "/proc/targets"),
     ],

@@ -111,7 +111,7 @@ def test_the_late_rank_is_named_with_what_it_does(slowed: tuple[Path, list[float
     (straggler,) = [one for one in estimates if one.metric == RUN_STRAGGLER_RATIO.name]
     assert straggler.labels == {"rank": str(LATE), "cause": "compute"}
     one_clock, note = notes
-    assert one_clock == f"ranks 0 to 3 are on host {socket.gethostname()}: they have one clock"
+    assert one_clock == f"ranks 0 to 3 are on host {socket.gethostname()}: they share a clock"
     assert note.startswith(f"rank {LATE} holds the others up by compute (aten::")
     held_up = {one.labels["rank"]: one.median for one in estimates if one.metric == RUN_HELD_UP_RATIO.name}
     assert max(held_up, key=lambda rank: held_up[rank]) == str(LATE)

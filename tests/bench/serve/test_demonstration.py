@@ -82,7 +82,7 @@ def shown() -> set[str]:
     """The metrics of a whole lap, the agent's among them."""
     clock, names = FakeClock(), set[str]()
     with closing(
-        NvmlCollector(replayed(eight_gpus(), clock), clock_ns=clock.ns, per_link=True, tells_costs=True)
+        NvmlCollector(replayed(eight_gpus(), clock), clock_ns=clock.ns, per_link=True, reads_costs=True)
     ) as nvml:
         for at_s in range(0, 600, 60):
             clock.now_s = float(at_s)

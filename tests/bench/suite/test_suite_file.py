@@ -306,7 +306,7 @@ def test_a_key_is_set_once(folder: Path) -> None:
 
 REFUSED = [
     ("x", "line 2: Expected '=' after a key in a key/value pair; this is not TOML"),
-    ("[case.ddp]\n[case.ddp]", "line 3: [case.ddp] is there twice; rename one"),
+    ("[case.ddp]\n[case.ddp]", "line 3: [case.ddp] is defined twice; rename one"),
     ("[case.ddp]\nranks = 1\nranks = 2", "line 4: a key is given twice; give it once"),
     ("day = 2026-13-45", "line 2: "),
     ("", "missing key 'case'; add it (The cases, a table each: [case.NAME])"),

@@ -37,7 +37,7 @@ def test_work_between_two_moments_shortens_the_wait_and_moves_no_moment() -> Non
         time.now += round(worked_s * SECOND)
         assert not beat.wait(threading.Event())
     assert time.waited_s == [0.75, 0.25]
-    assert (beat.kept, beat.missed, beat.passed, beat.late_s) == (3, 0, 2, 0.0)
+    assert (beat.reached, beat.missed, beat.passed, beat.late_s) == (3, 0, 2, 0.0)
 
 
 def test_moments_that_went_by_are_skipped_and_counted() -> None:
@@ -46,7 +46,7 @@ def test_moments_that_went_by_are_skipped_and_counted() -> None:
     time.now += round(3.5 * SECOND)
     beat.wait(threading.Event())
     assert time.waited_s == [0.5]
-    assert (beat.kept, beat.missed, beat.passed) == (2, 3, 4)
+    assert (beat.reached, beat.missed, beat.passed) == (2, 3, 4)
 
 
 def test_waking_late_is_added_up_and_moves_no_moment() -> None:
@@ -64,13 +64,13 @@ def test_waking_early_is_no_missed_beat_and_no_second_one() -> None:
     for _ in range(3):
         beat.wait(threading.Event())
     assert time.waited_s == [1.0, 1.001, 1.001]
-    assert (beat.kept, beat.missed, beat.late_s) == (4, 0, 0.0)
+    assert (beat.reached, beat.missed, beat.late_s) == (4, 0, 0.0)
 
 
 def test_told_to_stop_it_keeps_no_beat() -> None:
     beat = _beat(FakeTime(is_told_after=0))
     assert beat.wait(threading.Event())
-    assert beat.kept == 1
+    assert beat.reached == 1
 
 
 def test_a_tenth_of_a_second_does_not_drift_in_an_hour() -> None:

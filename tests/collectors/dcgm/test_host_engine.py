@@ -55,7 +55,7 @@ def test_other_ports_and_connections_are_none(port: str, state: str, tmp_path: P
 
 def test_its_socket_in_a_folder_is_a_sign(tmp_path: Path) -> None:
     root = _with(tmp_path, {"net/unix": UNIX.format(path="/tmp/nv-hostengine")})
-    assert signs_of_dcgm(root) == ("/tmp/nv-hostengine is listened at, as nv-hostengine does",)
+    assert signs_of_dcgm(root) == ("something listens at /tmp/nv-hostengine, as nv-hostengine does",)
 
 
 def test_other_sockets_are_none(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_samples_that_a_collector_repeats_are_no_fields_that_it_read_again() -> 
 def test_a_collector_that_counts_its_fields_itself_is_believed() -> None:
     class FakeCounting(FakeCollector):
         @property
-        def fields_asked(self) -> int:
+        def fields_requested(self) -> int:
             return 10 * self.reads
 
     with closing(Poller([FakeCounting()], deadline_s=60)) as poller:

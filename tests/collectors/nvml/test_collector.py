@@ -178,14 +178,14 @@ def test_processes_are_counted_and_told_by_their_pids() -> None:
 
 def test_what_reading_costs_is_told_where_it_is_asked_for_alone() -> None:
     clock, costs = FakeClock(), {gpu_health_metrics.GPU_FIELD_SECONDS.name, gpu_health_metrics.GPU_CALLS.name}
-    for tells_costs in (False, True):
-        with opened(replayed(eight_gpus(), clock), clock, tells_costs=tells_costs) as collector:
-            assert costs & {one.metric for one in collector.read()} == (costs if tells_costs else set())
+    for reads_costs in (False, True):
+        with opened(replayed(eight_gpus(), clock), clock, reads_costs=reads_costs) as collector:
+            assert costs & {one.metric for one in collector.read()} == (costs if reads_costs else set())
 
 
 def test_what_reading_costs_is_told_by_field_and_by_function() -> None:
     clock = FakeClock()
-    with opened(replayed(eight_gpus(), clock), clock, tells_costs=True) as collector:
+    with opened(replayed(eight_gpus(), clock), clock, reads_costs=True) as collector:
         samples = collector.read()
     assert gpu_health_metrics.GPU_FIELD_SECONDS.at(0.0024, field="energy counter") in samples
     functions = {one.labels["function"] for one in samples if one.metric == gpu_health_metrics.GPU_CALL_SECONDS.name}
@@ -206,7 +206,7 @@ def test_what_is_asked_of_gpus_is_counted_and_what_is_repeated_is_not() -> None:
     with opened(FakeFault(replayed(a_node(gpu), clock), spoil=count).spoilt, clock) as collector:
         for clock.now_s in (0.0, 1.0, 2.0, 10.0):
             collector.read()
-            asked.append(collector.fields_asked)
+            asked.append(collector.fields_requested)
         not_of_gpus = {name for name in own if name.startswith(("nvmlInit", "nvmlSystem", "nvmlEvent"))}
         not_of_gpus |= {
             "nvmlDeviceGetCount",

@@ -78,7 +78,7 @@ def test_a_port_is_free_again_at_once() -> None:
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(CannotListen, match=r"192\.0\.2\.1 cannot be listened at"):
+    with pytest.raises(CannotListen, match=r"cannot listen at 192\.0\.2\.1"):
         Server(FakePage(), "192.0.2.1", 0, on_notice=Notices())
 
 

@@ -103,7 +103,7 @@ def test_of_too_many_connections_the_longest_idle_is_closed() -> None:
 
 
 def test_a_connection_that_is_idle_for_too_long_is_closed() -> None:
-    with serving(kept_s=0.2) as (server, _), Kept(server.port) as client:
+    with serving(idle_s=0.2) as (server, _), Kept(server.port) as client:
         assert client.ask() == 200
         assert client.is_ended
 

@@ -1,13 +1,13 @@
-/* The events of a chunk, one by one, into the rows of what is kept. Which categories are kept it is told.
+/* Reads the events of a chunk, one by one, into rows. The caller chooses the categories to keep.
  *
- * Whatever it is not sure of makes it give up the chunk: a function then gives NULL, or false.
+ * If a function is not sure of something, it returns NULL or false, and the whole chunk is given up.
  */
 #ifndef EVENTS_H
 #define EVENTS_H
 
 #include "members.h"
 
-/* The key of a member. at: its quote; given: the place of its value. */
+/* Reads the key of a member. at: its quote. Returns the place of its value. */
 static inline Place read_key(Place at, Place end, Slice *key)
 {
     if (!(at = read_string(at, end, key)))
@@ -16,7 +16,7 @@ static inline Place read_key(Place at, Place end, Slice *key)
     return *at == ':' ? after_space(at + 1) : NULL;
 }
 
-/* What follows a member: another one's key, or the closing bracket. */
+/* Returns the place after a member: the next key, or the closing bracket. */
 static inline Place next_member(Place at)
 {
     at = after_space(at);
@@ -61,7 +61,7 @@ static bool keep_row(Scan *scan, const Event *event)
         return false;
     if (!put(&scan->rows, &row, sizeof row))
         return false;
-    if (!event->is_said)
+    if (!event->has_collective)
         return true;
     const Said said = {number, event->args - scan->begin, event->args_end - scan->begin};
     return put(&scan->said, &said, sizeof said);
@@ -88,7 +88,7 @@ static bool keep_allocation(Scan *scan, const Event *event)
     return put(&scan->allocations, &allocation, sizeof allocation);
 }
 
-/* Names a phase that is not known. */
+/* Accepts a known phase, and lists any other in unread_phases. */
 static inline bool pass_phase(Scan *scan, Slice phase)
 {
     if (phase.length == 1 && memchr(scan->phases.begin, *phase.begin, scan->phases.length))
@@ -137,7 +137,7 @@ static bool is_space(uint8_t byte)
     return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t';
 }
 
-/* Whether the chunk is an array of events of which each is understood. */
+/* Returns whether the chunk is an array of events and each is understood. */
 static bool read_chunk(Scan *scan)
 {
     while (scan->end > scan->begin && is_space(scan->end[-1]))

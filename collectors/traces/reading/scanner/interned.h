@@ -1,4 +1,4 @@
-/* Texts that occur often, each once, numbered in the order in which they first came. They stay where they are. */
+/* A set of distinct texts, numbered in order of first appearance. Stores slices only; the texts are not copied. */
 #ifndef INTERNED_H
 #define INTERNED_H
 
@@ -15,17 +15,17 @@ typedef struct {
 typedef struct {
     Slice *texts;
     uint64_t *hashes;
-    int32_t *slots; /* By hash: the number of a text, and -1 where there is none. */
+    int32_t *slots; /* By hash: the number of a text, or -1 for a free slot. */
     int32_t count;
-    int32_t room; /* How many slots, a power of two; half as many texts. */
+    int32_t room; /* Number of slots, a power of two; there is room for half as many texts. */
 } Interned;
 
-static inline bool is_same(Slice one, Slice other)
+static inline bool is_same(Slice first, Slice second)
 {
-    return one.length == other.length && !memcmp(one.begin, other.begin, one.length);
+    return first.length == second.length && !memcmp(first.begin, second.begin, first.length);
 }
 
-/* Words of eight bytes, each mixed in by a multiplication whose high half comes back down. */
+/* Mixes in words of eight bytes, each by a multiplication and a shift of the high half into the low one. */
 static inline uint64_t hash_of(Slice text)
 {
     const uint64_t odd = 0x9E3779B97F4A7C15u;
@@ -77,7 +77,7 @@ static bool make_room(Interned *all)
     return true;
 }
 
-/* The text's number; -1 where there is no memory. */
+/* Returns the text's number; -1 if memory is exhausted. */
 static inline int32_t number_of(Interned *all, Slice text)
 {
     if (all->count >= all->room / 2 && !make_room(all))

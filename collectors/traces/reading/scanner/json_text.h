@@ -1,8 +1,8 @@
-/* Where the values of a JSON text end, and what its plain numbers say. Knows no event.
+/* Finds the ends of values in a JSON text, and reads plain numbers. Knows no event.
  *
- * A function takes the place of a value's first byte and gives the place behind the value, or NULL where it is not what
- * the function reads. The last byte of a text is ']': spaces, numbers and words end there at the latest, so that only
- * strings, and what follows a ']', have to look out for the end.
+ * A function takes the place of a value's first byte and returns the place after the value, or NULL if the value is not
+ * of the kind that the function reads. The last byte of a text is ']': spaces, numbers and words end there at the
+ * latest, so only strings, and code after a ']', must check for the end.
  */
 #ifndef JSON_TEXT_H
 #define JSON_TEXT_H
@@ -23,11 +23,11 @@ static inline Place after_space(Place at)
     return at;
 }
 
-/* The first byte of a string that ends it, or that only a decoder understands; `end` where there is none. */
+/* Returns the first byte of a string that ends it, or that only a decoder understands; `end` if there is none. */
 static inline Place odd_byte(Place at, Place end)
 {
-    /* Eight bytes at a time: the highest bit of a byte in `odd` is set where the byte is odd. A borrow may set it above
-     * an odd byte too, never below the first one. */
+    /* Eight bytes at a time: in `odd`, the highest bit of each odd byte is set. A borrow may also set it in bytes above
+     * an odd byte, but never below the first one. */
     const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
     while (end - at >= 8) {
         uint64_t word;
@@ -49,7 +49,7 @@ static inline Place odd_byte(Place at, Place end)
     return at;
 }
 
-/* The closing quote of a string that stands for itself. at: behind the opening quote. */
+/* Returns the closing quote of a string without escapes. at: after the opening quote. */
 static inline Place closing_quote(Place at, Place end)
 {
     at = odd_byte(at, end);
@@ -66,7 +66,7 @@ static inline bool is_hexadecimal(uint8_t byte)
     return is_digit(byte) || (byte >= 'a' && byte <= 'f') || (byte >= 'A' && byte <= 'F');
 }
 
-/* at: the backslash. Not halves of a character, which must come in pairs. */
+/* at: the backslash. Refuses surrogates, which must come in pairs. */
 static Place after_escape(Place at, Place end)
 {
     if (end - at < 6)
@@ -80,7 +80,7 @@ static Place after_escape(Place at, Place end)
     return is_half ? NULL : at + 6;
 }
 
-/* A string in ASCII. at: behind the opening quote. */
+/* Reads a string in ASCII. at: after the opening quote. */
 static Place after_string(Place at, Place end)
 {
     for (;;) {
@@ -132,7 +132,7 @@ static Place after_word(Place at, const char *word)
 
 static Place after_value(Place at, Place end, int depth);
 
-/* The members of an array or an object. at: behind its opening bracket. */
+/* Reads the members of an array or an object. at: after its opening bracket. */
 static Place after_members(Place at, Place end, int depth, uint8_t closing)
 {
     if (depth == DEEPEST)
@@ -157,7 +157,7 @@ static Place after_members(Place at, Place end, int depth, uint8_t closing)
                 return NULL;
             at = after_space(at + 1);
         }
-    /* What ends with the text's last byte leaves the text's own array open. */
+    /* If it ends with the text's last byte, the text's own array is unclosed. */
     return ++at < end ? at : NULL;
 }
 
@@ -181,7 +181,7 @@ static Place after_value(Place at, Place end, int depth)
     }
 }
 
-/* Digits with at most a sign: no leading zero, and so few that none can overflow. */
+/* Reads digits with an optional sign: no leading zero, and few enough not to overflow. */
 static inline Place read_digits(Place at, int64_t *number, bool *is_negative)
 {
     *is_negative = *at == '-';
@@ -211,7 +211,7 @@ static inline Place read_integer(Place at, int64_t *number)
     return at;
 }
 
-/* Microseconds of at most three decimals, as nanoseconds. */
+/* Reads microseconds with at most three decimals, as nanoseconds. */
 static inline Place read_time(Place at, int64_t *time_ns)
 {
     bool is_negative;

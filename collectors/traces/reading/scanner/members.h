@@ -1,7 +1,7 @@
-/* The members of an event and of its args, each into its field. Knows kineto's keys.
+/* Reads the members of an event and of its args into fields. Knows kineto's keys.
  *
- * What is read of an event's args is read of every event's: a decoder with typed structs wants it of its type in all of
- * them, kept or not. A function gives NULL for what it is not sure of.
+ * The args of every event are checked, kept or not, since a decoder with typed structs requires the right types in all
+ * of them. A function returns NULL if it is not sure of a value.
  */
 #ifndef MEMBERS_H
 #define MEMBERS_H
@@ -13,8 +13,8 @@ typedef struct {
     Place args, args_end;
     int64_t time_ns, duration_ns, process, thread, correlation;
     int64_t address, change_bytes, allocated_bytes, device_type, device;
-    int kept; /* The category's number among those that are kept, and -1 where it is none of them. */
-    bool has_time, has_duration, has_process, has_thread, has_odd_name, has_odd_place, is_said;
+    int kept; /* The category's number among those to keep, or -1. */
+    bool has_time, has_duration, has_process, has_thread, has_odd_name, has_odd_place, has_collective;
     bool has_address, has_change, has_device_type, has_device;
 } Event;
 
@@ -63,7 +63,7 @@ static inline Place read_known_time(Place at, int64_t *time_ns, bool *is_known)
     return read_time(at, time_ns);
 }
 
-/* A process or a thread: a number, or a text, which no row may have; -1 then. */
+/* Reads a process or a thread: a number, or a string, which becomes -1 and which no row may have. */
 static inline Place read_place(Place at, Place end, Event *event, int64_t *number, bool *is_known)
 {
     if (*at != '"')
@@ -73,7 +73,7 @@ static inline Place read_place(Place at, Place end, Event *event, int64_t *numbe
     return after_string(at + 1, end);
 }
 
-/* A name; one that does not stand for itself, only what is not kept may have. */
+/* Reads a name; only events that are not kept may have a name with escapes. */
 static inline Place read_name(Place at, Place end, Event *event)
 {
     if (event->name.begin || *at != '"')
@@ -86,7 +86,7 @@ static inline Place read_name(Place at, Place end, Event *event)
     return behind;
 }
 
-/* The sizes of an operator's inputs, as they stand there. */
+/* Reads the sizes of an operator's inputs, as written. */
 static inline Place read_shape(Place at, Place end, Slice *shape)
 {
     const Place begin = at;
@@ -125,7 +125,7 @@ static inline Place read_arg(Place at, Place end, Slice key, Event *event)
         if (IS(key, "Input Dims"))
             return read_shape(at, end, &event->shape);
         if (IS(key, "Input dims"))
-            return NULL; /* As kineto wrote it in 2021. */
+            return NULL; /* Kineto's spelling in 2021. */
         if (IS(key, "Group size"))
             return pass_integer(at);
         break;
@@ -147,7 +147,7 @@ static inline Place read_arg(Place at, Place end, Slice key, Event *event)
         break;
     case 15:
         if (IS(key, "Collective name")) {
-            event->is_said = true;
+            event->has_collective = true;
             return pass_string(at, end);
         }
         if (IS(key, "Total Allocated"))

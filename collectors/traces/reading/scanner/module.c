@@ -1,13 +1,13 @@
-/* The module collectors.traces.reading._scanner: a chunk of a trace in, its rows out as bytes.
+/* The module collectors.traces.reading._scanner, which turns a chunk of a trace into rows, as bytes.
  *
- * Written against Python's stable ABI, so that one build serves all versions from 3.11 on.
+ * It uses Python's stable ABI, so a single build works with all versions from 3.11 on.
  */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include "events.h"
 
-/* The texts of a tuple of strings; to be freed. They live as long as the tuple. */
+/* Returns the texts of a tuple of strings, which the caller must free. They are valid as long as the tuple. */
 static Slice *slices_of(PyObject *strings, size_t *count)
 {
     const Py_ssize_t length = PyTuple_Size(strings);
@@ -50,7 +50,7 @@ static PyObject *bytes_of(const Pile *pile)
     return PyBytes_FromStringAndSize(pile->bytes, (Py_ssize_t)pile->used);
 }
 
-static PyObject *found_in(const Scan *scan)
+static PyObject *result_of(const Scan *scan)
 {
     return Py_BuildValue("(NNNNNLNN)", bytes_of(&scan->rows), strings_of(&scan->names), strings_of(&scan->shapes),
                          bytes_of(&scan->said), bytes_of(&scan->allocations), (long long)scan->without_address,
@@ -60,11 +60,11 @@ static PyObject *found_in(const Scan *scan)
 static PyObject *scan_chunk(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *kept, *not_kept, *phases, *found = NULL;
+    PyObject *kept, *not_kept, *phases, *result = NULL;
     Py_buffer chunk;
     Py_ssize_t phase_count;
     Scan scan = {0};
-    /* No format with #: built with the headers of Python 3.13, these are refused by the versions before it. */
+    /* No format with #: if built with the headers of Python 3.13, earlier versions refuse it. */
     if (!PyArg_ParseTuple(arguments, "y*O!O!U", &chunk, &PyTuple_Type, &kept, &PyTuple_Type, &not_kept, &phases))
         return NULL;
     const char *letters = PyUnicode_AsUTF8AndSize(phases, &phase_count);
@@ -81,13 +81,13 @@ static PyObject *scan_chunk(PyObject *module, PyObject *arguments)
             is_read = read_chunk(&scan);
             Py_END_ALLOW_THREADS
         }
-        found = is_read ? found_in(&scan) : Py_NewRef(Py_None);
+        result = is_read ? result_of(&scan) : Py_NewRef(Py_None);
     }
     free(of_kept);
     free(of_not_kept);
     throw_away(&scan);
     PyBuffer_Release(&chunk);
-    return found;
+    return result;
 }
 
 static PyMethodDef methods[] = {

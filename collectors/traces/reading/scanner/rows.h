@@ -1,11 +1,11 @@
-/* What a chunk's events become: rows of three sorts, and the texts that they share. */
+/* The result for a chunk's events: rows of three kinds, and the texts that they share. */
 #ifndef ROWS_H
 #define ROWS_H
 
 #include "interned.h"
 #include "json_text.h"
 
-/* One event that is kept. name, shape: numbers of texts, -1 for no shape. category: its number among those kept. */
+/* An event. name, shape: numbers of texts, -1 for no shape. category: its number among those to keep. */
 typedef struct {
     int64_t start_ns, duration_ns, process, thread, correlation;
     int32_t name, shape;
@@ -19,12 +19,12 @@ typedef struct {
     int16_t device;
 } Allocation;
 
-/* Which row speaks of a collective, and where in the chunk its args stand. */
+/* A row that describes a collective, and the place of its args in the chunk. */
 typedef struct {
     int64_t row, begin, end;
 } Said;
 
-/* Rows of one sort, one behind the other. */
+/* Rows of one kind, one after the other. */
 typedef struct {
     char *bytes;
     size_t used, room;
@@ -34,7 +34,7 @@ typedef struct {
     Place begin, end;
     const Slice *kept, *not_kept;
     size_t kept_count, not_kept_count;
-    Slice phases; /* The letters of those that are known. */
+    Slice phases; /* The letters of known phases. */
     int64_t without_address; /* Changes of memory without an address. */
     Pile rows, allocations, said;
     Interned names, shapes, unknown, unread_phases;

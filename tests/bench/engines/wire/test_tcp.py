@@ -182,7 +182,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 def test_an_address_of_another_machine_cannot_be_listened_at() -> None:
     with pytest.raises(
-        InfrastructureFailed, match=r"cannot listen for agents: 192\.0\.2\.1 cannot be listened at: Cannot assign"
+        InfrastructureFailed, match=r"cannot listen for agents: cannot listen at 192\.0\.2\.1: Cannot assign"
     ):
         AgentListener("192.0.2.1", KEY)
 

@@ -60,7 +60,7 @@ def _on_hosts(hosts: Sequence[str]) -> list[Timeline]:
 def test_ranks_of_one_host_have_one_clock_and_nothing_that_agrees() -> None:
     joined = join_ranks(_on_hosts(["a", "a", "a"]))
     assert results_metrics.RUN_CLOCK_RESIDUAL_SECONDS.name not in {one.metric for one in joined.samples}
-    assert joined.notes == ("ranks 0 to 2 are on host a: they have one clock",)
+    assert joined.notes == ("ranks 0 to 2 are on host a: they share a clock",)
 
 
 def test_clocks_of_several_hosts_are_told_to_agree() -> None:

@@ -47,16 +47,16 @@ def test_what_comes_many_to_a_call_is_counted_one_by_one() -> None:
     nvml = timed.nvml
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    assert timed.asked == 2
+    assert timed.requested == 2
     nvml.nvmlDeviceGetFieldValues(handle, [(83, 0), (186, 0), (99_999, 0)])
-    assert timed.asked == 5
+    assert timed.requested == 5
     wanted = pynvml.c_nvmlGpmMetricsGet_t()
     wanted.numMetrics = 2
     wanted.metrics[0].metricId, wanted.metrics[1].metricId = 1, 2
     wanted.sample2 = nvml.nvmlGpmSampleGet(handle, nvml.nvmlGpmSampleAlloc())
-    assert timed.asked == 7
+    assert timed.requested == 7
     nvml.nvmlGpmMetricsGet(wanted)
-    assert timed.asked == 9
+    assert timed.requested == 9
 
 
 def test_who_is_asked_next_goes_on_from_what_was_counted_before() -> None:
@@ -73,7 +73,7 @@ def test_who_is_asked_next_goes_on_from_what_was_counted_before() -> None:
     after.go_on_from(before)
     assert after.calls == {"nvmlSystemGetDriverVersion": 4}
     assert after.seconds == {"nvmlSystemGetDriverVersion": 1.0}
-    assert after.asked == 4
+    assert after.requested == 4
 
 
 def test_a_function_that_the_installed_module_has_not_refuses_like_an_old_driver() -> None:

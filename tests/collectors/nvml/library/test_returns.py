@@ -76,7 +76,7 @@ def test_calls_are_counted_on_when_a_gpu_is_found_again() -> None:
 
     clock, ill = FakeClock(), FakeIll(1)
     with opened(
-        FakeFault(replayed(a_node(a_gpu(), a_gpu()), clock), spoil=ill).spoilt, clock, tells_costs=True
+        FakeFault(replayed(a_node(a_gpu(), a_gpu()), clock), spoil=ill).spoilt, clock, reads_costs=True
     ) as collector:
         for _ in range(50):
             before = calls(collector.read())

@@ -101,14 +101,14 @@ def test_what_cannot_be_told_is_absent_and_said() -> None:
     found = idle([timeline_of(spans, rank=1, is_device=False)])
     (trace,) = _rows(found, "causes")
     assert (trace["idle"], trace["host_bound"], trace["collective"], trace["other"]) == (4, None, None, 4)
-    assert found.notes == ("rank 1: its trace has no device: nothing is launched ahead, and other is the host",)
+    assert found.notes == ("rank 1: its trace has no device, so nothing is launched ahead, and other is the host",)
 
 
 def test_gaps_before_work_of_unknown_launches_are_said() -> None:
     lost = Span(name="gemm", kind="compute", start_ns=210, end_ns=220, stream=7, correlation=9)
     spans = [*_launched("gemm", 1, 10, 12, 60), lost]
     assert idle([_device(*spans)]).notes == (
-        "rank 3: the trace holds no launch of what ends 1 of its gaps; they are other",
+        "rank 3: the trace lacks the launch of the work that ends 1 of its gaps; they count as other",
     )
 
 

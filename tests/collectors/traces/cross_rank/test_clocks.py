@@ -146,7 +146,7 @@ def test_ranks_of_one_host_have_one_clock_however_their_ends_lie_apart() -> None
     alignment = align(_on_hosts(("nodeA", "nodeA"), (1_000, 2_000, 3_000), (1_050, 2_050, 3_050)))
     assert alignment.offset_ns == {0: 0, 1: 0}
     assert alignment.residual_ns == 0
-    assert alignment.notes == ("ranks 0, 1 are on host nodeA: they have one clock",)
+    assert alignment.notes == ("ranks 0, 1 are on host nodeA: they share a clock",)
 
 
 def test_hosts_are_aligned_as_wholes_by_the_middle_of_their_ranks_ends() -> None:

@@ -18,8 +18,8 @@ def test_the_lowest_rank_of_a_host_owns_its_clock() -> None:
     owner, notes = clocks_of_hosts(timelines, match(timelines))
     assert owner == {0: 0, 1: 1, 2: 0, 3: 1, 4: 4}
     assert notes == (
-        "ranks 0, 2 are on host nodeA: they have one clock",
-        "ranks 1, 3 are on host nodeB: they have one clock",
+        "ranks 0, 2 are on host nodeA: they share a clock",
+        "ranks 1, 3 are on host nodeB: they share a clock",
     )
 
 
@@ -27,7 +27,7 @@ def test_ranks_of_one_name_that_leave_before_others_come_are_not_on_one_host() -
     timelines = [_rank(0, "localhost"), _rank(1, "localhost", ahead_ns=5_000_000)]
     owner, (note,) = clocks_of_hosts(timelines, match(timelines))
     assert owner == {0: 0, 1: 1}
-    assert note.startswith("ranks 0, 1 say that they are on host localhost, but by its clock leave collectives before")
+    assert note.startswith("ranks 0, 1 report host localhost, but on a single clock would leave collectives before")
 
 
 def _two_ranks(impossible: int, of: int) -> list[Timeline]:

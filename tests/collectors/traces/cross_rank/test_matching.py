@@ -83,7 +83,7 @@ def test_kernels_of_one_number_are_matched_in_their_order() -> None:
 def test_one_number_of_unlike_collectives_is_no_match(other: Call) -> None:
     matching = match(ranks_of([ran(0, 9, sequence=1)], [ran(0, 9, other, sequence=1)]))
     assert matching.matched == ()
-    reason = "other ranks have an unlike collective at its place in process group 0"
+    reason = "other ranks have a different collective at its place in process group 0"
     assert _reasons(matching) == {(0, reason), (1, reason)}
 
 

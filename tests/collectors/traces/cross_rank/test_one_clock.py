@@ -70,7 +70,7 @@ def test_a_collective_with_ranks_that_are_left_out_counts_whole_and_is_said() ->
     call = Call(collective="broadcast", group="0", ranks=(0, 1, 2))
     timelines = [_on_host(rank, call, host) for rank, host in enumerate(("n1", "n1", "n2"))]
     notes = " ".join(critical_path(timelines).notes)
-    assert "6 spans of communication were not matched, and count whole: it is with ranks whose clocks are not" in notes
+    assert "6 spans of communication were not matched, and count in full: ranks take part whose clocks are not" in notes
 
 
 def test_a_rooted_collective_on_the_path_is_said_to_be_as_if_waited_for() -> None:
@@ -83,6 +83,6 @@ def test_a_rooted_collective_on_the_path_is_said_to_be_as_if_waited_for() -> Non
 def test_ranks_that_a_group_has_beyond_the_traces_are_said() -> None:
     call = Call(collective="all_reduce", group="0", group_size=8)
     notes = critical_path([_on_host(rank, call) for rank in (0, 1)]).notes
-    assert "process groups have more ranks than traces are here: what was waited for there counts as communication" in (
+    assert "process groups have more ranks than there are traces: waits for the other ranks count as communication" in (
         notes
     )

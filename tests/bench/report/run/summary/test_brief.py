@@ -39,7 +39,7 @@ ABSENT = (
     " --ranks 2` makes one",
 )
 INFORMATION = (
-    "ranks 0, 1 are on host vm: they have one clock",
+    "ranks 0, 1 are on host vm: they share a clock",
     "no straggler: rank 1 has 86 % of the lateness and is late in 2 of 3 trials, which may be chance",
 )
 WRONG = "rank 1 holds the others up by compute: it has 90 % of the lateness in traced steps"

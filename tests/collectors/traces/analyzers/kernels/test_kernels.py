@@ -52,8 +52,8 @@ def test_a_queue_of_one_of_several_devices_is_named_with_it() -> None:
 
 def test_what_has_no_delay_is_said() -> None:
     assert kernels([timeline_of(SPANS, rank=4, is_device=True)]).notes == (
-        "rank 4: the trace holds no launch of 1 of its spans; they have no delay, and no place in the queue",
-        "rank 4: 1 launches come after what they launched by the trace's clocks; delays and queues leave them out",
+        "rank 4: the trace lacks the launches of 1 of its spans; delays and queues leave them out",
+        "rank 4: 1 launches come after their work by the trace's clocks; delays and queues leave them out",
         "rank 4: graphs launched 2 spans; the delay of a graph is that of the first of them",
     )
 

@@ -48,7 +48,7 @@ def test_every_rank_and_device_has_its_peak() -> None:
 def test_what_is_not_told_is_said() -> None:
     found = held_memory([timeline(changes(), rank=2), timeline(changes((20, 8, 100)), rank=1)])
     assert found.notes[0] == (
-        "rank 1: what the host held before the trace is unknown: its bytes count from the first change"
+        "rank 1: memory in use on the host before the trace is unknown: its bytes count from the first change"
     )
     assert found.notes[-1].startswith("rank 2: the trace has no memory events; ")
     assert any("categories are left out" in note for note in found.notes)

@@ -149,14 +149,14 @@ def test_lateness_that_costs_next_to_nothing_is_nobodys() -> None:
 def test_ranks_that_always_come_together_hold_nobody_up() -> None:
     spans = [ran(1_000 * step, 1_000 * step + 100) for step in range(9)]
     why = stragglers(ranks_of(spans, spans)).why_none
-    assert why == "in every collective the last ranks come together, as far as the clocks can tell"
+    assert why == "in every collective the last ranks arrive together, within the clocks' uncertainty"
 
 
 def test_rooted_collectives_are_left_out_and_said() -> None:
     broadcast = Call(collective="broadcast", group="0")
     spans = [ran(1_000 * step, 1_000 * step + 100) for step in range(9)]
     found = stragglers(ranks_of([*spans, ran(20_000, 30_000, broadcast)], [*spans, ran(29_000, 30_000, broadcast)]))
-    assert found.notes[1].startswith("what it does are the parts of its delay")
+    assert found.notes[1].startswith("activities are parts of the delay")
     assert found.notes[2] == "1 rooted collectives are left out: in them it is unknown who waits for whom"
     assert found.notes[3].startswith("no trace marks steps")
     assert [one.delay_ns for one in found.ranks] == [0, 0]

@@ -206,7 +206,10 @@ LATE = "end after the synchronisation that waited for them"
 )
 def test_clocks_of_host_and_device_that_differ_are_noticed(tmp_path: Path, by_us: int, what: str) -> None:
     timeline = read(tmp_path, _moved(by_us))
-    assert f"all that compares host and device, such as steps: their clocks differ: {what}" in timeline.about.left_out
+    assert (
+        f"everything that compares host and device, such as steps: their clocks differ: {what}"
+        in timeline.about.left_out
+    )
     assert timeline.about.clocks_differ
     assert [part.part for part in step_intervals(timeline)] == ["trace"]
     (share,) = summary([timeline]).shares

@@ -112,7 +112,7 @@ def test_a_cut_compressed_trace_is_read_like_the_text_that_is_left_of_it(tmp_pat
     assert 1000 < timeline.name.size < 4000
     assert _rows(timeline) == _rows(plain)
     assert timeline.about.left_out[0] == plain.about.left_out[0]
-    assert timeline.about.left_out[0].startswith("all that is behind byte")
+    assert timeline.about.left_out[0].startswith("everything after byte")
     assert timeline.about.left_out[1] == "what cannot be unpacked: its compression is cut short"
 
 
@@ -120,7 +120,7 @@ def test_a_truncated_trace_keeps_all_whole_events(tmp_path: Path) -> None:
     timeline = _read(tmp_path, TRACE[: TRACE.rindex(b'"Collective name"')])
     assert timeline.name.size == 3 * 5 - 1
     (line,) = timeline.about.left_out
-    assert line.startswith("all that is behind byte")
+    assert line.startswith("everything after byte")
 
 
 def test_an_event_with_a_quotation_mark_too_many_is_left_out_alone(tmp_path: Path) -> None:
