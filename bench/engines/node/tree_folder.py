@@ -20,7 +20,7 @@ def digest_of(archive: bytes) -> str:
 
 
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Unpack files and folders; nothing lies outside of the folder. Python before 3.11.4 has no filters."""
+    """Unpack files and folders, none of them outside of the folder. Python before 3.11.4 has no filters."""
     if hasattr(tarfile, "data_filter"):
         tar.extractall(folder, filter="data")
         return
@@ -36,7 +36,7 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
 
 @contextmanager
 def unpacked(archive: bytes) -> Iterator[Path]:
-    """Yield the folder of the tree that a tar archive holds; it is removed at the end.
+    """Unpack the tar archive of a source tree; yield the tree's folder, which is removed at the end.
 
     Raises:
         InfrastructureFailed: it cannot be unpacked.
