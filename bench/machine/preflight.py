@@ -82,7 +82,7 @@ HOLDERS_NAMED = 4
 class _Need:
     """The least that ranks on a device hold at the same moment.
 
-    what: its description in a message. ranks: how many of them; 0 where the need is the batch's, whoever holds it.
+    what: its description in a message. ranks: their number; 0 for what the whole batch needs, whichever rank holds it.
     """
 
     what: str
@@ -186,10 +186,10 @@ def beside_tensors(case: Case, peak: Prediction) -> int:
 
 
 def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
-    """Yield a warning where a step may not fit on a GPU, which only the step itself decides.
+    """Yield a warning if a step may not fit on a GPU, which only the step itself decides.
 
-    The cost model predicts what torch allocates; what a GPU holds besides is only estimated, so nothing is refused.
-    gpus: ranks are assigned to them in turn.
+    The cost model predicts what torch allocates, but the rest is only an estimate, so nothing is refused. gpus: ranks
+    are assigned to them in turn.
     """
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     if case.device == "cpu" or case.model is None or not sizes or microbatch_count(case) > PARTS_JUDGED:
@@ -216,7 +216,7 @@ def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
 
 
 def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: str) -> None:
-    """Refuse the first need that is too large; later needs, which it may make meaningless, are then not computed."""
+    """Refuse the first need that is too large; do not compute later needs, which it may make meaningless."""
     for need in needs:
         if need.size_bytes > there_bytes:
             remedy = _remedy(case, need, there_bytes)
@@ -271,7 +271,7 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         what = "sharded states, and gradients that are whole until the last microbatch reduces them, of"
         yield _need(what, "take", ranks, kept_bytes + gathered_bytes + unreduced_bytes)
     if case.device != "cpu":
-        return  # On a GPU the peak is warned of: see `warn_of_memory`.
+        return  # On a GPU, `warn_of_memory` compares the peak.
     if len(ranks) == case.ranks:
         yield _tokens(case)
     peak = spec.peak(case) if microbatch_count(case) <= PARTS_JUDGED else None
@@ -283,9 +283,9 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
 
 
 def _tokens(case: Case) -> _Need:
-    """Return what all ranks together hold of a microbatch, however they share it.
+    """Return the memory of a microbatch, which all ranks hold together, however they share it.
 
-    It has token indices, residual stream and logits, of which a loss in chunks has one chunk at a time.
+    It consists of token indices, residual stream and logits, of which a loss in chunks holds one chunk at a time.
     """
     shape = case.shape
     tokens = shape.batch * shape.sequence // microbatch_count(case)
