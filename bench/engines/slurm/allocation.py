@@ -215,9 +215,7 @@ class SlurmAllocation:
             InfrastructureFailed: too few of the job's nodes are up.
         """
         names = host_names(self.state()["NodeList"])
-        self._names += [
-            name for name in names if name not in self._names
-        ]  # Slurm removes lost nodes from its list.
+        self._names += [name for name in names if name not in self._names]  # Slurm removes lost nodes from its list.
         candidates = [name for name in self._names if name not in dropped]
         states = {node.name: node.why_gone for node in read_nodes(candidates)} if candidates else {}
         healthy = [name for name in names if name in states and states[name] is None]
