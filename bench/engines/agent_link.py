@@ -216,7 +216,7 @@ class AgentLink:
         self._channel.send(EndTrial(run=run, trial=trial))
 
     def watch(self, run: str, *, nodes: int = 1) -> None:
-        """Have an agent that sends files send what ranks append to the run's logs while they run.
+        """Have the agent send new records of the run's logs during the run; only for an agent that sends files.
 
         nodes: the number of watched nodes. If it exceeds `WATCHED_WHOLE`, each sends the logs of two ranks only: of the
         rank with the fewest steps and of the rank with the most.

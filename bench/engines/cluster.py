@@ -113,7 +113,7 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """Where agents connect that know key and port before an engine exists.
+    """Where agents connect on their own, because they know key and port before an engine exists.
 
     listening: keeps listening between engines, so that an agent can tell an engine's end from the runner's.
     within_s: how long an engine's agents may take to connect the first time; None: as long as later.

@@ -140,7 +140,7 @@ class TrainingLoop:
         instrumentation.measure_memory()
 
     def _make_saver(self, recorder: StepRecorder) -> Saver | None:
-        """Return what saves checkpoints; None if the case saves none."""
+        """Return the `Saver` of checkpoints; None if the case saves none."""
         if self.order.case.save_every is None:
             return None
         return Saver(

@@ -27,7 +27,7 @@ AGAIN_S = 60.0
 
 
 class Reader(Protocol):
-    """Reads one kind of thing in the history. what: its name in notices, in the plural."""
+    """Reads one kind of entry in the history. what: its name in notices, in the plural."""
 
     what: str
 
