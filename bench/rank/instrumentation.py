@@ -243,8 +243,7 @@ class Instrumentation:
         return self._samples_of_stages()
 
     def _follow_stages(self, held_bytes: Callable[[], int]) -> None:
-        """Begin to follow the memory of each pipeline stage, if there are any. held_bytes: returns the current bytes.
-        """
+        """Begin to follow the memory of each pipeline stage, if any. held_bytes: returns the current bytes."""
         if isinstance(self.workload, RunsStages):
             self._stages = StageMemory(held_bytes)
             self.workload.mark_actions(self._stages.mark)
