@@ -259,7 +259,7 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
         name, record = series["metric"], f"series:{series['metric']}{series['operation'] or ''}"
         labels = (_LABELS_OF_RECORDED if series["record"] else _LABELS).get(name)
         if series["record"] and record not in recorded:
-            yield f"{record} is recorded by no rule{_near(record, recorded)}"
+            yield f"no rule records {record}{_near(record, recorded)}"
         elif labels is None:
             yield f"{name} is not a metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
         else:

@@ -101,7 +101,7 @@ def plan(ask: Ask, wanted: Wanted) -> Plan:
     steps = [folder, source]
     boards = boards_of(ask) if wanted.dashboards else None
     for dashboard in wanted.dashboards:
-        assert boards is not None, "asked for, as there are dashboards"
+        assert boards is not None, "there are dashboards"
         pointed = _pointed_at(dashboard, source_uid, source_name)
         steps.append(_dashboard(ask, boards, pointed, folder_uid, wanted, refusals))
     if wanted.alerts is not None:
@@ -143,10 +143,10 @@ def _folder(ask: Ask, named: str | None, refusals: list[str]) -> tuple[Step, str
     alike = [entry for entry in _listed(ask, f"/search?{query}") if entry.get("title") == title]
     known = ", ".join(str(entry.get("uid")) for entry in alike)
     if alike and named is None:
-        refusals.append(f"folder {json.dumps(title)} is somebody else's; --folder {known} uses it nevertheless")
+        refusals.append(f"folder {json.dumps(title)} is somebody else's; --folder {known} uses it anyway")
     elif len(alike) > 1:
         refusals.append(
-            f"folder {json.dumps(title)}: there are {len(alike)} of that name; use --folder with one of {known}"
+            f"folder {json.dumps(title)}: there are {len(alike)} folders of that name; use --folder with one of {known}"
         )
     elif alike:
         uid = str(alike[0].get("uid"))
@@ -192,10 +192,10 @@ def _data_source(ask: Ask, wanted: Wanted, refusals: list[str]) -> tuple[Step, s
     if wanted.data_source is not None:
         name = uid if present is None else str(present.get("name", uid))
         if present is None:
-            refusals.append(f"data source {json.dumps(uid)} is not there; name the UID of one that is")
+            refusals.append(f"data source {json.dumps(uid)} does not exist; name the UID of one that does")
         elif present.get("type") != "prometheus":
             refusals.append(
-                f"data source {json.dumps(name)} is of the type {json.dumps(present.get('type'))}; name a Prometheus"
+                f"data source {json.dumps(name)} has the type {json.dumps(present.get('type'))}; name a Prometheus"
             )
         return Step(what=f"data source {json.dumps(name)}", change="taken as it is"), uid, name
     if present is None:
@@ -306,7 +306,7 @@ def _dashboard(
         if older is None or not older.has_tag(TAG):  # Without our tag it is somebody else's.
             return Step(what=what, change="created", request=save(None, folder_uid), lies_in=folder_uid)
     dashboard = present or older
-    assert dashboard is not None, "one of both is there"
+    assert dashboard is not None, "one of the two exists"
     if not dashboard.has_tag(TAG):
         refusals.append(
             f"{what}: the dashboard {json.dumps(dashboard.document.get('title'))} has its UID {sent['uid']} and lacks"
@@ -357,13 +357,13 @@ def _others_save(ask: Ask, uid: str) -> str | None:
     try:
         answer = ask("GET", path)
     except NotThere:
-        return "has no history that tells who saved it"
+        return "has no history that shows who saved it"
     # Grafana 9 and 10 give a list; later ones a page of it.
     versions = answer.get("versions") if isinstance(answer, dict) else answer
     if not isinstance(versions, list) or not all(isinstance(version, dict) for version in versions):
         raise PublishFailed(f"GET {ask.url}{path}: the answer is not a list of versions; is this a Grafana?")
     if not versions:
-        return "has no history that tells who saved it"
+        return "has no history that shows who saved it"
     newest = max(versions, key=lambda version: version.get("version", 0))
     if newest.get("message") == MESSAGE:
         return None

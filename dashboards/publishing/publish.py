@@ -31,7 +31,7 @@ _ADVICE = {
     401: "the token in GRAFANA_TOKEN is not valid there",
     403: "the token's account may not do that; it needs the role Editor, and Admin for the data source"
     " and for alerts; with --data-source an Editor takes one that exists",
-    404: "is this a Grafana, and has its address a path?",
+    404: "is this a Grafana, and does its address need a path?",
     409: "something else there has that name; rename that, or take it with --folder or --data-source",
     412: "somebody changed it meanwhile, or something else has that name; look there, then push again",
 }
@@ -58,7 +58,7 @@ def parse_address(url: str) -> Address:
     """
     parts = _split(url, "Grafana", "http://host:3000 or https://host/grafana")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("the Grafana's address holds a user; leave it out and put a token into GRAFANA_TOKEN")
+        raise ValueError("the Grafana's address has a user name; leave it out and put a token into GRAFANA_TOKEN")
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     path = parts.path.strip("/")
     return Address(protocol=parts.scheme, host=host, port=parts.port, prefix=f"{path}/" if path else "")
@@ -77,10 +77,10 @@ def _split(url: str, whose: str, looks: str) -> SplitResult:
     """Return the parts of a server's URL, each checked."""
     try:
         parts = urlsplit(url)
-        assert parts.port is None or parts.port >= 0, "asked for, so that one that is none is refused"
+        assert parts.port is None or parts.port >= 0, "reading it refuses a port that is no number"
         (parts.hostname or "").encode("idna")
     except UnicodeError:  # A part of the host's name is empty, or longer than 63.
-        raise ValueError(f"the {whose}'s address has no name of a machine; it looks like {looks}") from None
+        raise ValueError(f"the {whose}'s address has no valid host name; it looks like {looks}") from None
     except ValueError as error:
         raise ValueError(f"the {whose}'s address cannot be read: {error}; it looks like {looks}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -134,8 +134,8 @@ def _of(step: Step) -> Iterator[None]:
     except PublishFailed as error:
         is_provisioned = error.status == 400 and "provisioned" in str(error)
         advice = (
-            "; it is of a file of that Grafana, which no push changes: put the rendered file there, or take it out of"
-            " the provisioning and push again, which continues from here"
+            "; it is provisioned from a file of that Grafana, which no push changes: put the rendered file there, or"
+            " take it out of the provisioning and push again, which continues from here"
         )
         raise PublishFailed(f"{step.what}: {error}{advice if is_provisioned else ''}", status=error.status) from None
 
