@@ -128,7 +128,7 @@ def find_spec(name: str) -> StrategySpec:
         if spec.name == name:
             return spec
     if is_known(name):
-        words = "stands for programs of one's own, and is not run by name"
+        words = "stands for the user's own programs, and cannot be run by name"
         raise Misuse(f'"{name}" {words}; `observatory watch --name NAME -- COMMAND` watches one')
     raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (spec.name for spec in SPECS))}')
 
@@ -308,7 +308,7 @@ def check(case: Case, *, is_here: bool = True) -> Case:
     if case.device not in needs.devices:
         raise Misuse(f"{spec.name}: device is {case.device}; it needs {needs.text()}")
     if case.device == "cpu" and case.bind:
-        raise Misuse("bind is true on cpu, and only ranks on a GPU are bound to its cores; leave it out")
+        raise Misuse("bind is true on cpu, but only ranks on GPUs can be bound to cores; leave it out")
     if case.device == "cpu" and case.backend == "nccl":
         raise Misuse("backend nccl needs --device cuda; use --backend gloo on the CPU")
     _check_saves(case)
@@ -380,8 +380,8 @@ def baseline_case(case: Case, scaling: str) -> Case:
     if baseline is None:
         raise Misuse(
             f"batch {case.shape.batch} over {case.ranks} ranks with {microbatch_option(case).name}"
-            f" {microbatch_count(case)} gives one rank no equal {scaling} share; choose a --batch that is a multiple"
-            " of both"
+            f" {microbatch_count(case)} does not divide into equal {scaling} shares; choose a --batch that is a"
+            " multiple of both"
         )
     return baseline
 

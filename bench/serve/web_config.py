@@ -189,7 +189,7 @@ class _File:
             raise self._misuse("is not text; it must be YAML in UTF-8") from None
         except (ArithmeticError, AttributeError, LookupError, ValueError):  # From PyYAML's constructors.
             raise self._misuse(
-                "a value cannot be read, like a number of 5,000 digits or the date 2001-99-99; quote it"
+                "a value cannot be read, for example a number of 5,000 digits or the date 2001-99-99; quote it"
             ) from None
 
     def _tls(self, table: object) -> TlsConfig:
@@ -242,7 +242,7 @@ class _File:
         values = self._table(table, where, ("http2", "headers"))
         # True is Prometheus's own default and promises nothing: a client may also speak HTTP/1 there.
         if not isinstance(values.get("http2", False), bool):
-            raise self._misuse(f"{where}.http2 must be true or false; HTTP/1 is spoken here either way")
+            raise self._misuse(f"{where}.http2 must be true or false; the server speaks HTTP/1 either way")
         where += ".headers"
         headers = self._table(values.get("headers"), where, _HEADERS)
         texts = {name: self._text(value, f"{where}.{name}") for name, value in headers.items()}

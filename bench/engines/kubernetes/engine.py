@@ -84,7 +84,7 @@ class PodAllocation:
         Raises:
             InfrastructureFailed: always.
         """
-        raise InfrastructureFailed("the engine kubernetes runs no other source tree; use local, slurm or ray")
+        raise InfrastructureFailed("the engine kubernetes cannot run another source tree; use local, slurm or ray")
 
 
 class PodPlacement:

@@ -325,7 +325,7 @@ class Agent:
 
 
 def _give_up() -> None:
-    say(f"agent: the runner has not met this agent within {MEET_S:g} s")
+    say(f"agent: the runner did not answer this agent within {MEET_S:g} s")
     leave(1)
 
 

@@ -95,7 +95,7 @@ def facts_of_node(gpus: Sequence[Gpu], nvml: Nvml | None = None) -> dict[str, Ca
 
 def _shared_memory() -> str:
     memory = shared_memory.find()
-    return "here it is missing" if memory is None else f"/dev/shm here: {shared_memory.words(memory)}"
+    return "/dev/shm is missing here" if memory is None else f"/dev/shm here: {shared_memory.words(memory)}"
 
 
 def _locked_memory() -> str:
@@ -109,7 +109,7 @@ def _holders(gpus: Sequence[Gpu], nvml: Nvml | None) -> str:
         for memory in read_memory(gpus, nvml, within_s=10.0)
         if memory.holders
     ]
-    return "; ".join(lines) or "no process is on a GPU now"
+    return "; ".join(lines) or "no process uses a GPU now"
 
 
 def owner_words(pid: int) -> str | None:

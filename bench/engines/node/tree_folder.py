@@ -30,7 +30,7 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
             Path(os.path.normpath(folder / path)).is_relative_to(folder) for path in (Path(member.name), link)
         )
         if not is_inside or not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
-            raise tarfile.ExtractError(f"{member.name} is no file, folder or link within the tree")
+            raise tarfile.ExtractError(f"{member.name} is not a file, folder or link within the tree")
         tar.extract(member, folder)
 
 

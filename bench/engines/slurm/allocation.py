@@ -325,7 +325,7 @@ class SlurmAllocation:
         reason = next(
             (line for line in reversed(printed_lines) if "error:" in line), "".join(printed_lines[-1:])
         ).strip()
-        raise InfrastructureFailed(f"Slurm gives no nodes: {reason}")
+        raise InfrastructureFailed(f"Slurm allocated no nodes: {reason}")
 
     def _give_back(self) -> None:
         if self._salloc is None:

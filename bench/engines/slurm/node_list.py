@@ -175,7 +175,7 @@ def read_nodes(names: Iterable[str] = (), implausible: ImplausibleAnswers | None
         by_name = _text_nodes(call("scontrol", "--oneliner", "show", "node", *listed))
     nodes = [_node(by_name[name], doubts) for name in requested or by_name if name in by_name]
     if missing := [name for name in requested if name not in by_name]:
-        raise InfrastructureFailed(f"Slurm knows no node {missing[0]}")
+        raise InfrastructureFailed(f"Slurm does not know node {missing[0]}")
     return nodes
 
 

@@ -119,7 +119,7 @@ def capacity_of_partition(
             for node in of_nodes
         ]
     examples = "; ".join([*away[:PLACES_TOLD], *(["..."] if len(away) > PLACES_TOLD else [])])
-    unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} without jobs now: {examples}"
+    unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} cannot run jobs now: {examples}"
     notes = [unusable] if away else []
     if counts_gpus and not is_exclusive and not needed_gpus and gpus.unclear is not None:
         notes.append(unclear_words(gpus.unclear))
@@ -175,8 +175,8 @@ def step_gpus(job: str) -> tuple[int, str | None]:
     if counts[fewest] == counts[most]:
         return counts[fewest], None
     return counts[fewest], (
-        f"job {job} has {counts[most]} GPUs on {most} and {counts[fewest]} on {fewest}: {counts[fewest]} of each node"
-        " are used; ask for nodes that are alike"
+        f"job {job} has {counts[most]} GPUs on {most} and {counts[fewest]} on {fewest}: {counts[fewest]} per node"
+        " are used; request nodes that are alike"
     )
 
 

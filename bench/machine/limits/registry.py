@@ -82,13 +82,13 @@ LIMITS: Sequence[Limit] = (
     Limit(
         name="stack",
         read=process_limits.stack,
-        why="threads get stacks of this size, and torch's overflow smaller ones",
+        why="threads get stacks of this size, and those of torch overflow smaller stacks",
         next_step=f"`ulimit -s 8192`, docker run --ulimit stack=8388608, {_ULIMITS.format(unit='LimitSTACK')}",
     ),
     Limit(
         name="address space (as)",
         read=process_limits.address_space,
-        why="CUDA reserves addresses for all memory of the node and its GPUs, and does not start",
+        why="CUDA reserves addresses for all memory of the node and its GPUs, and otherwise does not start",
         next_step=f"`ulimit -v unlimited`, {_ULIMITS.format(unit='LimitAS')}",
     ),
     Limit(
@@ -112,7 +112,7 @@ LIMITS: Sequence[Limit] = (
     Limit(
         name="NCCL_IB_HCA",
         read=network_names.nccl_hca,
-        why="NCCL uses only devices of these names, and sends by TCP where it finds none",
+        why="NCCL uses only devices of these names, and sends by TCP if it finds none",
         next_step=f"{_NO_SUCH_DEVICE} (docker run --device /dev/infiniband)",
     ),
     Limit(
@@ -142,7 +142,7 @@ LIMITS: Sequence[Limit] = (
     Limit(
         name="TP_SOCKET_IFNAME",
         read=network_names.rpc_interface,
-        why="messages of the parameter server go by the address of the host's name instead",
+        why="messages of the parameter server use the address of the host's name instead",
         next_step=f"{_NO_SUCH_DEVICE} (docker run --network host)",
     ),
     Limit(

@@ -257,8 +257,8 @@ def _refusals(table: MachineTable) -> Iterator[str]:
         assert above.gpus is not None, "these levels have a number"
         if above.gpus <= below.gpus or above.gpus % below.gpus:
             yield (
-                f'levels: "{above.name}" joins {above.gpus} GPUs and "{below.name}" {below.gpus}; each joins a multiple'
-                " of what the one before it joins: give levels innermost first"
+                f'levels: "{above.name}" joins {above.gpus} GPUs and "{below.name}" {below.gpus}; each level joins a'
+                " multiple of the GPUs of the one before it; give levels innermost first"
             )
     for level in inner:
         size, node = level.gpus or 1, table.gpus_per_node
@@ -285,7 +285,7 @@ def _peak_refusals(table: MachineTable) -> Iterator[str]:
     if own is None:
         if not sheets:
             yield (
-                f'gpu.name is "{name}", of which this program has no data sheet; add [peak_flops_per_second] with its'
+                f'gpu.name is "{name}", for which this program has no data sheet; add [peak_flops_per_second] with its'
                 " dense rates and their source, or name the GPU as its driver does"
             )
         return

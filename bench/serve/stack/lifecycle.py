@@ -357,7 +357,7 @@ def _down_without_state(folder: Path, size: str, *, keeps_data: bool, on_notice:
         on_notice(f"ending {', '.join(map(words_of, servers))}, of a stack without its state.json")
         with uninterrupted():
             _end(servers, folder)
-        on_notice(f"what is left of its files is in {folder}; delete that folder if nobody needs them")
+        on_notice(f"its remaining files are in {folder}; delete that folder if nobody needs them")
         return
     if not (folder / DATA / DATA_MARK).is_file():
         raise Misuse(nothing_is_up(folder))
