@@ -163,28 +163,28 @@ def document(name: str, board: Mapping[str, Any], values: Mapping[str, Any]) -> 
 
     def checked(entry: Mapping[str, Any]) -> Json:
         """Return a panel, variable or annotation with its thresholds and whole expressions."""
-        asking: Json = copy.deepcopy(dict(entry))
-        for place in (asking, *asking.get("targets", ()), *asking.get("columns", ())):
+        completed: Json = copy.deepcopy(dict(entry))
+        for place in (completed, *completed.get("targets", ()), *completed.get("columns", ())):
             for key in {"expr", "query"} & place.keys():
                 place[key] = complete(place[key], parts)
-        asking = dict(filled(asking, values))
-        for place in (asking, *asking.get("targets", ()), *asking.get("columns", ())):
+        completed = dict(filled(completed, values))
+        for place in (completed, *completed.get("targets", ()), *completed.get("columns", ())):
             for key in {"expr", "query"} & place.keys():
                 check(place[key])
-        return asking
+        return completed
 
     def panel(entry: Mapping[str, Any]) -> Json:
-        asking = checked(entry)
-        shown = [target["expr"] for target in targets_of(asking) if "end of" not in target.get("style", "")]
-        return draw(asking, definitions(shown, asking.get("metrics")))
+        completed = checked(entry)
+        shown = [target["expr"] for target in targets_of(completed) if "end of" not in target.get("style", "")]
+        return draw(completed, definitions(shown, completed.get("metrics")))
 
     def variable(entry: Mapping[str, Any]) -> Json:
         of_all = defaults()["variable"] | {"datasource": source}
         several = defaults()["multiVariable"] if entry.get("multi", True) else {}
-        asking = checked(entry)
+        completed = checked(entry)
         # Grafana parses query_result(...) and label_values(...) only on one line.
-        query = re.sub(r"(?<=\() | (?=\))", "", " ".join(asking["query"].split()))
-        return {**of_all, **several, **asking, "query": query}
+        query = re.sub(r"(?<=\() | (?=\))", "", " ".join(completed["query"].split()))
+        return {**of_all, **several, **completed, "query": query}
 
     def annotation(entry: Mapping[str, Any]) -> Json:
         return {**defaults()["annotation"], "datasource": source, "titleFormat": entry["name"], **checked(entry)}

@@ -170,15 +170,12 @@ def _without_value(color: str, index: int) -> list[Json]:
 
 def targets_of(panel: Mapping[str, Any]) -> list[Json]:
     """Return a panel's queries: its targets, or the columns of a table that have an expression."""
-    targets = [*({"expr": column["expr"]} for column in _asking(panel)), *panel.get("targets", ())]
+    columns = [{"expr": column["expr"]} for column in panel.get("columns", ()) if "expr" in column]
+    targets = [*columns, *panel.get("targets", ())]
     if panel.get("options", {}).get("textMode") == "name":
         # Without a series, Grafana shows no name, not even its text for a missing number.
         targets.append({"expr": f"vector(NaN) unless on () (\n{targets[0]['expr']}\n)", "legendFormat": NO_VALUE})
     return targets
-
-
-def _asking(panel: Mapping[str, Any]) -> list[Json]:
-    return [column for column in panel.get("columns", ()) if "expr" in column]
 
 
 def _target(target: Mapping[str, Any], letter: str, kind: str) -> Json:

@@ -206,8 +206,6 @@ def _filled(part: Any, values: dict[str, str]) -> Any:
 
 ACCEPTED = f"series:{RUN_SCALING_EFFICIENCY.name}:accepted"
 ACCEPTED_OF_RANKS = f"series:{RUN_SCALING_EFFICIENCY.name}:accepted_of_ranks"
-ACCEPTED_FOR = ("strategy", "device", "scaling")
-"""The labels by which a result finds its accepted level."""
 
 
 def _accepted_levels(entries: Iterable[AcceptedEfficiency]) -> Iterator[Recording]:

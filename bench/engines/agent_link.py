@@ -163,13 +163,13 @@ class AgentLink:
         Raises:
             InfrastructureFailed: the agent is gone, or does not answer.
         """
-        asked_ns, begun_ns = time.time_ns(), time.monotonic_ns()
+        sent_ns, begun_ns = time.time_ns(), time.monotonic_ns()
         self._channel.send(CheckNode())
         while not isinstance(message := self.answer(self.silent_s), NodeChecked):
             pass  # The end of a trial that nobody waits for any more.
         taken_ns = time.monotonic_ns() - begun_ns
         on_node_ns = message.answered_ns - message.asked_ns
-        offset_ns = (message.asked_ns - asked_ns + message.answered_ns - (asked_ns + taken_ns)) / 2
+        offset_ns = (message.asked_ns - sent_ns + message.answered_ns - (sent_ns + taken_ns)) / 2
         return NodeCheck(
             now=message.now, offset_s=offset_ns / 1e9, offset_error_s=max(0, taken_ns - on_node_ns) / 2 / 1e9
         )

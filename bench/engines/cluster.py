@@ -133,7 +133,7 @@ class NodeRequest:
     tell: Callable[[str], None] = say
 
 
-PLACES_TOLD = 8
+PLACES_LISTED = 8
 """The number of nodes that a note lists."""
 AT_ONCE = 32
 """How many nodes report their state, or send a run's files, at the same time: each has a file open here."""
@@ -442,7 +442,7 @@ class ClusterEngine:
                 sync_folder(received)
         except OSError as error:
             lines.append(f"{received} cannot be synced to the disk: {error.strerror}")
-        return (*rank_places(folder, PLACES_TOLD), *lines, *_unlike_others(taking))
+        return (*rank_places(folder, PLACES_LISTED), *lines, *_unlike_others(taking))
 
     def stop(self) -> None:
         """End the agents and their ranks; a second call does nothing."""
@@ -475,8 +475,8 @@ def _unlike_others(nodes: Sequence[ReadyNode]) -> Iterator[str]:
         if others is not most:
             differences = differences_of_nodes(most[0].ready.machine, others[0].ready.machine)
             words = "; ".join(f"{each.field} is {each.now} instead of {each.before}" for each in differences)
-            names = ", ".join(node.name for node in others[:PLACES_TOLD])
-            more = f" and {len(others) - PLACES_TOLD} more" if len(others) > PLACES_TOLD else ""
+            names = ", ".join(node.name for node in others[:PLACES_LISTED])
+            more = f" and {len(others) - PLACES_LISTED} more" if len(others) > PLACES_LISTED else ""
             yield f"{names}{more} differ{'s' * (len(others) == 1)} from {most[0].name}: {words}"
 
 

@@ -162,14 +162,16 @@ def too_old(machine: Machine) -> str | None:
     """
     if machine.torch_cuda_version is None or machine.cuda_driver_version is None:
         return None
-    needed, has = (int(version.split(".")[0]) for version in (machine.torch_cuda_version, machine.cuda_driver_version))
-    if has >= needed:
+    needed, supported = (
+        int(version.split(".")[0]) for version in (machine.torch_cuda_version, machine.cuda_driver_version)
+    )
+    if supported >= needed:
         return None
     newer = f" ({_DRIVERS[needed]} or newer)" if needed in _DRIVERS else ""
     return (
         f"driver {machine.driver_version} supports CUDA up to {machine.cuda_driver_version}, but torch"
         f" {machine.torch_version} is built for CUDA {machine.torch_cuda_version}: install a newer driver{newer}, or"
-        f" a torch for CUDA {has}"
+        f" a torch for CUDA {supported}"
     )
 
 

@@ -353,9 +353,9 @@ def _beyond_slurm(
     text = environment.get(source, "")
     if re.fullmatch(r"\d+(,\d+)*", text) is None or any(gpu.instance for gpu in named):
         return None
-    given = {int(number) for number in text.split(",")}
-    foreign = ", ".join(str(gpu.index) for gpu in named if gpu.index not in given)
-    if len(node_gpus) <= len(given) or not foreign:
+    allocated = {int(number) for number in text.split(",")}
+    foreign = ", ".join(str(gpu.index) for gpu in named if gpu.index not in allocated)
+    if len(node_gpus) <= len(allocated) or not foreign:
         return None
     variable = environment.get("CUDA_VISIBLE_DEVICES")
     setting = "is not set" if variable is None else f'is "{variable}"'

@@ -95,8 +95,8 @@ _NAMES = {
 
 def _fields(before: Machine, now: Machine) -> Iterator[MachineDifference]:
     for field, name in _NAMES.items():
-        was_asked = [getattr(machine, field) is not None or field in machine.absent for machine in (before, now)]
-        if field not in _LATER or all(was_asked):
+        are_recorded = [getattr(machine, field) is not None or field in machine.absent for machine in (before, now)]
+        if field not in _LATER or all(are_recorded):
             yield from _changed(name, _words(before, field), _words(now, field))
 
 

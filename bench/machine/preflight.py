@@ -215,15 +215,15 @@ def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
     )
 
 
-def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: str) -> None:
+def _refuse_beyond(needs: Iterable[_Need], case: Case, capacity_bytes: int, whose: str) -> None:
     """Refuse the first need that is too large; do not compute later needs, which it may make meaningless."""
     for need in needs:
-        if need.size_bytes > there_bytes:
-            remedy = _remedy(case, need, there_bytes)
-            raise Misuse(f"{case.strategy}: {need.what}, but {whose} only {_gigabytes(there_bytes)}; use {remedy}")
+        if need.size_bytes > capacity_bytes:
+            remedy = _remedy(case, need, capacity_bytes)
+            raise Misuse(f"{case.strategy}: {need.what}, but {whose} only {_gigabytes(capacity_bytes)}; use {remedy}")
 
 
-def _remedy(case: Case, need: _Need, there_bytes: int) -> str:
+def _remedy(case: Case, need: _Need, capacity_bytes: int) -> str:
     if case.model is None:
         return f"smaller sizes (`observatory list {case.strategy}` shows the options), or fewer ranks"
     if not need.ranks:
@@ -238,9 +238,9 @@ def _remedy(case: Case, need: _Need, there_bytes: int) -> str:
         # Ranks that share the states of one model hold as much together, however many they are.
         return "a smaller shape" if is_shared or case.ranks == 1 else "a smaller shape, or fewer ranks"
     # One rank is too much for its device: only more ranks can help, if they hold less each.
-    if spec.gathered_bytes(case, 0) > there_bytes:
+    if spec.gathered_bytes(case, 0) > capacity_bytes:
         return "a smaller shape, or three_d, which also divides what is gathered"
-    if spec.gathered_bytes(case, 0) + spec.unreduced_bytes(case, 0) > there_bytes and "reduce" in case.options:
+    if spec.gathered_bytes(case, 0) + spec.unreduced_bytes(case, 0) > capacity_bytes and "reduce" in case.options:
         return "option reduce=each, or a smaller shape"
     return "a smaller shape, or more ranks" if is_shared else "a smaller shape, or a strategy that shards it"
 

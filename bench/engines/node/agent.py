@@ -203,7 +203,7 @@ class Agent:
         self._trial: tuple[str, int] | None = None  # The running trial.
         self._reason: str | None = None  # Why no further trial is run.
         self._is_ready = self._has_failed = False
-        self._told_limits: set[str] = set()
+        self._reported_limits: set[str] = set()
         self.is_leaving = False
 
         self._channel: Channel[ToAgent] = Channel(
@@ -281,8 +281,8 @@ class Agent:
     def _tell_limits(self, case: Case) -> None:
         """Tell the runner once about each limit of this node that is too small for a case."""
         for line in too_small(demand_of(case)):
-            if line not in self._told_limits:
-                self._told_limits.add(line)
+            if line not in self._reported_limits:
+                self._reported_limits.add(line)
                 self.notice(line)
 
     def _report(self, progress: TrialProgress) -> None:

@@ -48,7 +48,7 @@ from bench.errors import InfrastructureFailed, Misuse, plural
 REACH_S = 10.0
 """How long the cluster's address may take to accept a connection."""
 LOOK_S = 0.5
-TELL_S = 2.0
+NOTICE_S = 2.0
 """How long a wait for nodes lasts before it is reported."""
 STOP_S = 10.0
 """How long an agent may take to end on its own."""
@@ -193,7 +193,7 @@ class Driver:
         if is_first:
             self._bundle = bundle(order, _nodes())
             self._group = placement_group([self._bundle] * order.nodes, strategy="STRICT_SPREAD", name="observatory")
-        tell_s = time.monotonic() + TELL_S
+        notice_s = time.monotonic() + NOTICE_S
         while True:
             nodes = {node.id: node for node in _nodes()}
             table = placement_group_table(self._group)
@@ -202,8 +202,8 @@ class Driver:
                 self._names = tuple(nodes[place].name for place in places)
                 return Reserved(names=self._names)
             self._check_there_are_enough(order, tuple(nodes.values()))
-            if time.monotonic() > tell_s:
-                tell_s = float("inf")
+            if time.monotonic() > notice_s:
+                notice_s = float("inf")
                 needed = f"{plural(order.nodes, 'node')} with {in_words(self._bundle)} free on each"
                 self.send(WaitNotice(text=f"Ray's cluster is busy or short of nodes; waiting for {needed}"))
             self._pause()

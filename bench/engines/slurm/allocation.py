@@ -99,22 +99,22 @@ def read_capacity(request: NodeRequest) -> Capacity:
     """
     settings, nodes = read_settings(request.file, SlurmSettings), request.nodes
     if (job := os.environ.get("SLURM_JOB_ID")) is not None:
-        has = capacity_of_job(job, nodes=nodes, asks=f"{plural(nodes, 'node')} of job {job} would be used")
+        capacity = capacity_of_job(job, nodes=nodes, asks=f"{plural(nodes, 'node')} of job {job} would be used")
     else:
-        has = capacity_of_partition(
-            asked_partitions(settings, os.environ),
+        capacity = capacity_of_partition(
+            requested_partitions(settings, os.environ),
             nodes=nodes,
             constraint=settings.constraint,
-            gpus=asked_gpus(settings, os.environ),
+            gpus=requested_gpus(settings, os.environ),
             is_exclusive=settings.exclusive,
             asks=f"the request to Slurm would be `{shlex.join(_salloc(settings, nodes))}`",
         )
     step = read_gpu_words(settings.srun)  # The user's own arguments for srun decide what agents get.
     if step.of_node is not None:
-        return replace(has, gpus=gpus_of(step.of_node))
+        return replace(capacity, gpus=gpus_of(step.of_node))
     if step.unclear is not None:
-        return replace(has, gpus=None, notes=(*has.notes, unclear_words(step.unclear)))
-    return has
+        return replace(capacity, gpus=None, notes=(*capacity.notes, unclear_words(step.unclear)))
+    return capacity
 
 
 def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
@@ -125,7 +125,7 @@ def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
     return [*words, *(["--exclusive"] if settings.exclusive else []), *settings.salloc]
 
 
-def asked_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | None:
+def requested_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | None:
     """Return the partition that salloc will use, or several separated by commas; None for Slurm's default.
 
     salloc uses the last one on its command line, else that of the environment.
@@ -142,7 +142,7 @@ def asked_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | 
     return partitions
 
 
-def asked_gpus(settings: SlurmSettings, user: Mapping[str, str]) -> GpuWords:
+def requested_gpus(settings: SlurmSettings, user: Mapping[str, str]) -> GpuWords:
     """Return the GPUs that salloc will request: by the environment, or by the settings, which come later and win."""
     options = {"SALLOC_GRES": "--gres", "SALLOC_GPUS_PER_NODE": "--gpus-per-node", "SALLOC_GPUS": "--gpus"}
     words = [f"{option}={user[name]}" for name, option in options.items() if name in user]
@@ -295,7 +295,7 @@ class SlurmAllocation:
                 "the engine slurm needs salloc, which is not on the PATH; run this where Slurm's commands are installed"
             )
         settings = self.settings
-        check_count(self._request.nodes, *find_partitions(asked_partitions(settings, os.environ)))
+        check_count(self._request.nodes, *find_partitions(requested_partitions(settings, os.environ)))
         self._salloc = subprocess.Popen(
             [*_salloc(settings, self._request.nodes), "cat"],
             stdin=subprocess.PIPE,  # At its end, also after a kill, cat ends, and salloc frees the nodes.

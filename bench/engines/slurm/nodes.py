@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.engines.cluster import PLACES_TOLD, Capacity, ImplausibleAnswers
+from bench.engines.cluster import PLACES_LISTED, Capacity, ImplausibleAnswers
 from bench.engines.slurm.node_list import (
     MEGABYTE,
     SlurmNode,
@@ -118,7 +118,7 @@ def capacity_of_partition(
             )
             for node in of_nodes
         ]
-    examples = "; ".join([*away[:PLACES_TOLD], *(["..."] if len(away) > PLACES_TOLD else [])])
+    examples = "; ".join([*away[:PLACES_LISTED], *(["..."] if len(away) > PLACES_LISTED else [])])
     unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} cannot run jobs now: {examples}"
     notes = [unusable] if away else []
     if counts_gpus and not is_exclusive and not needed_gpus and gpus.unclear is not None:

@@ -21,7 +21,7 @@ MEET_S = 10.0
 """How long a connection may take to prove that it has the key."""
 MOST_UNKNOWN = 8
 """How many connections may be unproved at once, in addition to one for each expected agent."""
-MOST_TOLD = 20
+MOST_LOGGED = 20
 """How many refusals are logged, one line each; the others are only counted."""
 
 
@@ -158,8 +158,8 @@ class AgentListener:
                 self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread.
         self._thread.join()
         self._socket.close()
-        if self._refusals > MOST_TOLD:
-            self._log(f"refused {self._refusals - MOST_TOLD} more connections")
+        if self._refusals > MOST_LOGGED:
+            self._log(f"refused {self._refusals - MOST_LOGGED} more connections")
         with suppress(queue.Empty):
             while True:
                 self._met.get_nowait().stream.close()
@@ -192,7 +192,7 @@ class AgentListener:
 
     def _refuse(self, where: str, why: object) -> None:
         self._refusals += 1
-        if self._refusals <= MOST_TOLD:
+        if self._refusals <= MOST_LOGGED:
             self._log(f"refused the connection from {where}: {why}")
 
     def _meet(self, stream: SocketStream, where: str) -> None:

@@ -124,8 +124,8 @@ def _ceilings(ceilings: Sequence[ReachedCeiling], width: int) -> Iterator[Block]
 def _compared(page: Page) -> Block:
     comparison = page.comparison
     if isinstance(comparison, Absent):
-        is_told = comparison == page.ceilings
-        return indented("unknown, for the same reason" if is_told else f"unknown: {comparison.reason}")
+        is_same_reason = comparison == page.ceilings
+        return indented("unknown, for the same reason" if is_same_reason else f"unknown: {comparison.reason}")
     started = datetime.fromtimestamp(comparison.started_ns / 1e9)
     run = f"{comparison.run} ({comparison.strategy}, {started:%Y-%m-%d %H:%M})"
     if not comparison.differences:

@@ -59,7 +59,7 @@ class LiveRuns:
         self._clock_ns = clock_ns
         self._begun_ns: int | None = None
         self._last = _Look()
-        self._asking = threading.Lock()
+        self._beginning = threading.Lock()
         self._task = BackgroundTask("runs", self._look)
 
     def ask(self) -> None:
@@ -93,7 +93,7 @@ class LiveRuns:
         self._task.close(_CLOSE_S)
 
     def _begin(self, pause_s: float) -> None:
-        with self._asking:
+        with self._beginning:
             if self._task.wait(0.0):
                 now_ns = self._clock_ns()
                 if self._begun_ns is None or now_ns - self._begun_ns >= round(pause_s * 1e9):

@@ -58,8 +58,8 @@ class Spread:
         of: only this metric. leave_out: all but this metric.
         """
         for (name, labels), by_rank in self._values.items():
-            is_asked = (of is None or name == of.name) and (leave_out is None or name != leave_out.name)
-            if by_rank and is_asked:
+            is_chosen = (of is None or name == of.name) and (leave_out is None or name != leave_out.name)
+            if by_rank and is_chosen:
                 for statistic, value in _statistics(by_rank.values(), _shown(name, labels)):
                     yield statistic.at(value, **_labels(name, labels), slot=slot)
 

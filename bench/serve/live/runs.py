@@ -88,7 +88,7 @@ class _ActiveRun:
         self._on_notice = on_notice
         self._is_watched = self._file.case.watched_name is not None
         self._stall_limit_s = 0.0
-        self._what = shown
+        self._shown = shown
         self._elsewhere: set[str] = set()  # Ranks on other hosts that are not shown.
         self._spread: Spread | None = None  # Only for many ranks, like the rest below.
         self._choice = ShownRanks()
@@ -107,7 +107,7 @@ class _ActiveRun:
         if new := set(ranks) - self._ranks.keys():
             known = self._ranks | {rank: LiveRank() for rank in new}
             self._ranks = {rank: known[rank] for rank in sorted(known, key=int)}
-        if self._spread is None and len(self._ranks) > self._what.most_ranks:
+        if self._spread is None and len(self._ranks) > self._shown.most_ranks:
             self._spread = Spread()
             for rank in self._ranks:
                 self._measure(rank)
@@ -132,10 +132,10 @@ class _ActiveRun:
             if self.folder.is_dir():  # Otherwise `RunLogs` reports it.
                 self._on_notice(f"{self.folder} cannot be read ({error.strerror}): its live series are not shown")
         ranks = owners["rank"]
-        return (ranks if self._what.of_host is None else self._here(ranks)), owners["node"]
+        return (ranks if self._shown.of_host is None else self._here(ranks)), owners["node"]
 
     def _is_shown(self, kind: str, number: str) -> bool:
-        return self._what.has_nodes if kind == "node" else int(number) < self._file.case.ranks
+        return self._shown.has_nodes if kind == "node" else int(number) < self._file.case.ranks
 
     def _here(self, ranks: list[str]) -> list[str]:
         """Return the ranks that run on the host whose ranks are shown."""
@@ -144,7 +144,7 @@ class _ActiveRun:
         for rank in unknown[:HEADS_A_LOOK]:
             name = self._name(rank)
             host = watched_host_of(self.folder / name) if self._is_watched else host_of(self.folder / name)
-            if host == self._what.of_host:
+            if host == self._shown.of_host:
                 here.append(rank)
             elif host is not None:
                 self._elsewhere.add(rank)
@@ -259,9 +259,9 @@ class _ActiveRun:
 
         With many ranks, looks up only those that were on these GPUs before, or whose logs were read since.
         """
-        asked = self._ranks.keys() if self._spread is None else self._placed | self._unplaced
+        candidates = self._ranks.keys() if self._spread is None else self._placed | self._unplaced
         self._unplaced.clear()
-        for rank in sorted(asked, key=int):
+        for rank in sorted(candidates, key=int):
             opened, owner = self._ranks[rank].opened, {"rank": rank, "slot": str(self.slot)}
             places = () if opened is None else places_of(opened)
             (self._placed.add if places else self._placed.discard)(rank)
@@ -330,7 +330,7 @@ class RunLogs:
         self._runs = runs
         self._folders = FollowedFolders(runs, of_all_users=of_all_users, clock_ns=clock_ns)
         self._on_notice = on_notice
-        self._what = shown or Shown()
+        self._shown = shown or Shown()
         self._places_of = places_of
         self._followed: dict[str, _ActiveRun] = {}
         self._ended: dict[int, tuple[int, list[Owned]]] = {}  # By slot, when the run in it ended, and its counts.
@@ -379,7 +379,7 @@ class RunLogs:
             if name in self._followed:
                 continue
             try:
-                self._followed[name] = _ActiveRun(folder, self._on_notice, self._what)
+                self._followed[name] = _ActiveRun(folder, self._on_notice, self._shown)
             except Misuse as error:
                 self._folders.leave_out(name)
                 self._on_notice(f"a run is not shown: {error}")

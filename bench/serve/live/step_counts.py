@@ -37,12 +37,12 @@ class StepCounts:
         """Count steps of a rank, which is shown from the first call on. is_anew: forget earlier counts."""
         if is_anew or rank not in self._ranks:
             self._ranks[rank] = _RankSteps()
-        so_far = self._ranks[rank]
+        counted = self._ranks[rank]
         for step in steps:
-            so_far.counts[step.mark] += 1
+            counted.counts[step.mark] += 1
             if step.mark == "measured" and step.step_s is not None:
                 try:
-                    so_far.newest[so_far.times.observe(step.step_s)] = step
+                    counted.newest[counted.times.observe(step.step_s)] = step
                 except ValueError as error:
                     self._on_notice(f"run {self._run}: step {step.step} of rank {rank} is in no histogram: {error}")
 
@@ -51,8 +51,10 @@ class StepCounts:
         return sum(self._ranks[rank].counts.values()) if rank in self._ranks else 0
 
     def means_s(self) -> dict[str, float]:
-        """Return the mean measured step of each rank that has one."""
-        return {rank: one.times.total / done for rank, one in self._ranks.items() if (done := one.counts["measured"])}
+        """Return the mean measured step of each rank that has steps."""
+        return {
+            rank: steps.times.total / done for rank, steps in self._ranks.items() if (done := steps.counts["measured"])
+        }
 
     def of_rank(self, rank: str) -> Iterator[Sample]:
         """Yield a rank's counts."""
@@ -73,8 +75,8 @@ class StepCounts:
     def _exemplars(self) -> dict[int, Exemplar]:
         """Return the newest step of any rank in each bucket; nothing if the run's name is too long."""
         exemplars: dict[int, Exemplar] = {}
-        for rank, so_far in self._ranks.items():
-            for bucket, step in so_far.newest.items():
+        for rank, counted in self._ranks.items():
+            for bucket, step in counted.newest.items():
                 if bucket in exemplars and step.time_ns <= exemplars[bucket].time_ns:
                     continue
                 assert step.step_s is not None, "only a step that was timed is in a bucket"

@@ -23,7 +23,7 @@ from bench.report.format import readable
 from bench.serve.stack import compose, processes
 from bench.serve.stack.files import ALERTMANAGER, LOOPBACK, TARGETS, files, grafana_ini, web_file
 from bench.serve.stack.passwords import FOLDER as PASSWORDS
-from bench.serve.stack.passwords import Passwords, kept_or_new, read, write
+from bench.serve.stack.passwords import Passwords, read, read_or_new, write
 from bench.serve.stack.processes import LOGS, Server, ServerProcess, is_running, strays, uninterrupted
 from bench.serve.stack.settings import StackSettings
 from bench.store.files import read_small
@@ -133,7 +133,7 @@ def up(plan: StackPlan, programs: Programs, *, on_notice: Callable[[str], None])
     with _alone(plan.folder):
         _check_folder(plan.folder)  # Checked again, because another `up` may have been faster.
         had_data = (plan.folder / DATA).is_dir()
-        passwords = kept_or_new(plan.folder)
+        passwords = read_or_new(plan.folder)
         servers = [*_agents(plan), *([] if uses_compose else _servers(plan, programs, passwords))]
         texts = _texts(plan, passwords, uses_compose=uses_compose, has_grafana="grafana" in programs)
         state = StackState(

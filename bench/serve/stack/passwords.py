@@ -33,7 +33,7 @@ class Passwords:
     grafana: str
 
 
-def kept_or_new(folder: Path) -> Passwords:
+def read_or_new(folder: Path) -> Passwords:
     """Return the passwords in the stack's folder, and new ones for servers without a password. Writes nothing.
 
     Raises:
