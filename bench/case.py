@@ -19,23 +19,23 @@ from workloads.registry import SPECS, is_known, spec_of
 from workloads.spec import WATCHED, Backend, Device, Option, OptionValue, Precision, SaveMode, StrategySpec
 
 VERSIONS = ("backend", "torch", "python")
-"""Options of a watched run's case that say with what it ran; the others are its name, groups and tags."""
+"""Options of a watched run's case that name its backend and versions; the others are its name, groups and tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One workload in one setting, and how often it is measured.
 
-    version: of the strategy's definition, from its spec.
+    version: the version of the strategy's definition, from its spec.
     threads: CPU threads of a rank; a rank on the CPU counts as one device with this many threads.
     model: the shape of the model, and the batch; None for a probe and a watched run.
     trials: how often fresh ranks measure the case.
-    steps, warm_up, trace_steps: optimizer steps of a trial that are measured, that precede these, and that follow them
-    under the profiler. For a probe: calls of each measurement, none under the profiler.
+    steps, warm_up, trace_steps: optimizer steps of a trial: measured, before these, and after them under the profiler.
+    For a probe: calls of each measurement, none under the profiler.
     options: all options of the strategy, including those left at their default; see `StrategySpec.settled`.
     nodes: the ranks are spread over this many nodes, evenly and in order.
-    bind: bind each rank to the cores of its GPU's NUMA node; never on a CPU. Older versions bound none.
-    save_every: measured steps between two checkpoints; None: none is saved. save_mode: see `SaveMode`.
+    bind: bind each rank to the cores of its GPU's NUMA node; never on a CPU. Older versions bound no rank.
+    save_every: measured steps between two checkpoints; None: no checkpoint is saved. save_mode: see `SaveMode`.
     """
 
     strategy: str
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The case in a few words: "ddp on 4", "ddp on 16 over 2 nodes"; of a watched run by its own name."""
+        """The case in a few words: "ddp on 4", "ddp on 16 over 2 nodes"; for a watched run, with its own name."""
         over = f" over {self.nodes} nodes" if self.nodes > 1 else ""
         return f"{self.watched_name or self.strategy} on {self.ranks}{over}"
 
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def watched_name(self) -> str | None:
-        """The name that a person gave to a watched run; None of all other runs."""
+        """The name that a user gave to a watched run; None for all other runs."""
         return str(self.options.get("name", "")) if self.strategy == WATCHED else None
 
     @property
@@ -89,7 +89,7 @@ class Case:
         return self.spec().data_ranks(self)
 
     def key(self) -> str:
-        """Return the case's key, equal for cases that measure the same thing, however often and however long."""
+        """Return the case's key, equal for cases that measure the same thing, regardless of how often and how long."""
         fields = asdict(self)
         if self.model is not None:
             fields["model"] = shape_in_key(self.model)
@@ -128,7 +128,7 @@ def find_spec(name: str) -> StrategySpec:
         if spec.name == name:
             return spec
     if is_known(name):
-        words = "stands for programs of one's own, and is not run by name"
+        words = "stands for the user's own programs, and cannot be run by name"
         raise Misuse(f'"{name}" {words}; `observatory watch --name NAME -- COMMAND` watches one')
     raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (spec.name for spec in SPECS))}')
 
@@ -139,7 +139,7 @@ def known_options(strategy: str) -> tuple[Option, ...]:
 
 
 def options_of(case: Case) -> dict[str, OptionValue]:
-    """Return the case's options by today's names; an option that is newer than the case has what was usual before.
+    """Return the case's options by their current names; an option newer than the case has the value usual before it.
 
     Options that no longer exist come last.
     """
@@ -156,7 +156,7 @@ def settings_of(case: Case) -> tuple[str, ...]:
 
     The number of ranks, the device, the precision and the batch are not included.
     """
-    if case.watched_name is not None:  # Nobody chose what a program of one's own does, but its tags.
+    if case.watched_name is not None:  # Of the user's own program, only its tags are settings.
         nodes = [f"nodes={case.nodes}"] if case.nodes > 1 else []
         return (*nodes, *str(case.options.get("tags", "")).split())
     words: list[tuple[str, OptionValue, OptionValue | None]] = [
@@ -164,7 +164,7 @@ def settings_of(case: Case) -> tuple[str, ...]:
     ]
     if case.model is not None:
         preset = min(PRESETS, key=lambda name: len(_unlike(case.shape, PRESETS[name])))
-        words.append(("shape", preset, "tiny" if case.device == "cpu" else None))  # On GPUs their memory decides.
+        words.append(("shape", preset, "tiny" if case.device == "cpu" else None))  # GPU memory decides.
         words += [(name, case.model.word(name), "") for name in _unlike(case.model, PRESETS[preset])]
     usual = {"nodes": 1, "threads": 1, **USUAL, "seed": SEED}
     if case.model is None:
@@ -177,7 +177,7 @@ def settings_of(case: Case) -> tuple[str, ...]:
 
 
 def options_set(case: Case) -> dict[str, OptionValue]:
-    """Return the options that somebody set: those whose values are not what the case would have without them."""
+    """Return the options that the user set: those whose values differ from what the case would have without them."""
     values, usual = options_of(case), _usual_before(case)
     return {
         option.name: value
@@ -189,7 +189,7 @@ def options_set(case: Case) -> dict[str, OptionValue]:
 
 
 def _usual_before(case: Case) -> dict[str, OptionValue]:
-    """Return the defaults that options had when the case was measured, where they are others today."""
+    """Return the defaults that options had when the case was measured, if they have changed since."""
     spec = next((spec for spec in SPECS if spec.name == case.strategy), None)
     if spec is None or case.version >= spec.version_on(case.device):
         return {}
@@ -197,13 +197,13 @@ def _usual_before(case: Case) -> dict[str, OptionValue]:
 
 
 def options_shown(case: Case) -> dict[str, OptionValue]:
-    """Return the options that somebody set, and those of older cases that no longer exist."""
+    """Return the options that the user set, and those of older cases that no longer exist."""
     known = {option.name for option in known_options(case.strategy)}
     return options_set(case) | {name: value for name, value in options_of(case).items() if name not in known}
 
 
 def _left_out(case: Case, option: Option) -> OptionValue:
-    """Return the value that the case would have for an option that nobody set; some defaults depend on the case."""
+    """Return the value that the case would have if the option were not set; some defaults depend on the case."""
     defaults = {each.name: each.default for each in known_options(case.strategy)}
     without = replace(case, options={**defaults, **case.options, option.name: option.default})
     return settle(without).options[option.name]
@@ -288,7 +288,7 @@ MOST = {
 def check(case: Case, *, is_here: bool = True) -> Case:
     """Return the case if it can be run.
 
-    is_here: with what is installed here; False for a machine that is not here.
+    is_here: also check what is installed here; False if the case will run on another machine.
 
     Raises:
         Misuse: a number is too small or too large, the strategy needs something else, or its spec refuses the case.
@@ -308,7 +308,7 @@ def check(case: Case, *, is_here: bool = True) -> Case:
     if case.device not in needs.devices:
         raise Misuse(f"{spec.name}: device is {case.device}; it needs {needs.text()}")
     if case.device == "cpu" and case.bind:
-        raise Misuse("bind is true on cpu, and only ranks on a GPU are bound to its cores; leave it out")
+        raise Misuse("bind is true on cpu, but only ranks on GPUs can be bound to cores; leave it out")
     if case.device == "cpu" and case.backend == "nccl":
         raise Misuse("backend nccl needs --device cuda; use --backend gloo on the CPU")
     _check_saves(case)
@@ -346,7 +346,7 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
             return None
         batch //= trained
     single = spec_of("single")
-    # What an option was before it existed, it was for the baseline, too: figures of a comparison share their weights.
+    # An option newer than the case has its earlier value in the baseline too, so that both have the same weights.
     options = {
         option.name: option.of(case) if option.added_later or option.name in case.options else option.default
         for option in single.options
@@ -380,8 +380,8 @@ def baseline_case(case: Case, scaling: str) -> Case:
     if baseline is None:
         raise Misuse(
             f"batch {case.shape.batch} over {case.ranks} ranks with {microbatch_option(case).name}"
-            f" {microbatch_count(case)} gives one rank no equal {scaling} share; choose a --batch that is a multiple"
-            " of both"
+            f" {microbatch_count(case)} does not divide into equal {scaling} shares; choose a --batch that is a"
+            " multiple of both"
         )
     return baseline
 
@@ -431,7 +431,8 @@ LONGEST_NOTE = 200
 
 
 class SuiteMember(msgspec.Struct, frozen=True, kw_only=True):
-    """The suite run that a run belongs to. suite: the suite's name. id: of the suite run. case: its name in the suite.
+    """The suite run that a run belongs to. suite: the suite's name. id: the suite run's ID. case: the case's name in
+    the suite.
 
     is_rerun: the run repeated the case because the gate suspected a change. margin: the largest change that does not
     matter, as a ratio, if the suite file sets one.
@@ -478,12 +479,12 @@ def check_purpose(purpose: Purpose) -> Purpose:
 def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
     """Return why the run is ad hoc; empty if it is a result of its series.
 
-    Options in the case's key make another series and do not count. What counts is outside the key but affects figures:
-    measuring less than by default, or another seed, which means other weights and data. Measuring more does not count,
-    because the result is as good.
+    Options in the case's key do not count, because they make another series. Settings outside the key that affect
+    figures do: measuring less than by default, or another seed, which means other weights and data. Measuring more does
+    not count, because the result is as good.
     """
     if case.watched_name is not None:
-        return ()  # It is the job itself, however long it was.
+        return ()  # It is the job itself, of whatever length.
     if purpose.member is not None and purpose.member.is_rerun:
         return ("the gate ordered it, to separate a change from chance",)
     if purpose.origin != "run":

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, the two errors that a user can fix, Ctrl-C, and what it prints to standard error."""
+"""Exit codes, the two errors that a user can fix, Ctrl-C, and printing to standard error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_limit_words() -> str:
     return f"this process may open {limit:,} files at once; raise the limit (`ulimit -n`)"
 
 
-# Words of messages: counts, and no more of a user's own words than can be read.
+# Words in messages: counts, and the user's own words, shortened if they are too long.
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
@@ -45,7 +45,7 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
 
 
 LONGEST_WORD, LONGEST_LINE = 400, 2000
-"""Longest word and line on standard error, in characters. Our paths are shorter; an argument may have 128 kB."""
+"""Longest word and line on standard error, in characters. Our paths are shorter, but an argument can have 128 kB."""
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
@@ -67,14 +67,15 @@ def _without_middle(text: str, most: int) -> str:
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that a terminal interprets or cannot write: C0 and C1 except newline, other line separators, marks that
-change the writing direction, and surrogates (bytes that are no text)."""
+change the writing direction, and surrogates (bytes that could not be decoded)."""
 
 
 def say(text: str, *, is_page: bool = False) -> None:
-    """Print the text to standard error in one write. If standard error is closed or full, nothing happens.
+    """Print the text to standard error in one write; do nothing if standard error is closed or full.
 
-    Names in the text may come from anywhere, so control characters, which could move the cursor or change colours, are
-    escaped. Except in a page, so are newlines, which could forge a line of output. Long lines lose their middle.
+    Names in the text may come from anywhere, so control characters are escaped: they could move the cursor or change
+    colours. Newlines, which could forge a line of output, are also escaped, except in a page. Long lines lose their
+    middle.
     """
     if sys.stderr is None:
         return
@@ -95,10 +96,10 @@ def printable(text: str) -> str:
 
 
 def interrupt_in_order(effect: str = "; completed work is kept") -> None:
-    """Let the first Ctrl-C or SIGTERM stop the work in order, and a second one at once.
+    """Make the first Ctrl-C or SIGTERM stop the work in order, and the second one immediately.
 
-    Each raises KeyboardInterrupt: the first in the work, the second in what the first began. effect: the end of the
-    sentence "Stopping" that the first one prints.
+    Each raises KeyboardInterrupt: the first in the work, the second in the clean-up after the first. effect: ends the
+    sentence "Stopping", which is printed at the first.
     """
     is_first = True
     message = f"\nStopping{effect}. Press Ctrl-C again to stop now.\n".encode()
@@ -107,10 +108,10 @@ def interrupt_in_order(effect: str = "; completed work is kept") -> None:
         nonlocal is_first
         if is_first:
             is_first = False
-            with contextlib.suppress(OSError):  # Not by `say`, which this may have interrupted.
+            with contextlib.suppress(OSError):  # Not through `say`, which the signal may have interrupted.
                 os.write(2, message)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # As a shell starts what runs in its background.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Shells ignore it for background jobs.
         signal.signal(signal.SIGINT, interrupt)

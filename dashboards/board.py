@@ -1,4 +1,4 @@
-"""Turns each board's YAML file into Grafana's JSON: fills in thresholds, checks expressions, lays the panels out.
+"""Turns each board's YAML file into Grafana's JSON: fills in thresholds, checks expressions and lays out panels.
 
 `boards/NAME.yaml` becomes the dashboard with the UID `observatory-NAME`; docs/monitoring/boards.md lists
 its keys.
@@ -36,12 +36,12 @@ BOARDS = (
     "one-host",
 )
 COLUMNS = 24
-"""How many columns a dashboard is wide."""
+"""Width of a dashboard in columns."""
 TAG = "parallel-observatory"
-"""What all our dashboards have in common, so that each leads to the others, and a push knows which are ours."""
+"""Tag of all our dashboards, by which each links to the others, and a push recognises ours."""
 DATA_SOURCE_VARIABLE = "datasource"
 DATA_SOURCE_UID, DATA_SOURCE_NAME = "parallel-observatory", "Parallel Observatory"
-"""Of the data source that is provisioned, or that a push makes."""
+"""UID and name of the data source that is provisioned, or that a push creates."""
 
 
 class BadBoard(ValueError):
@@ -59,10 +59,10 @@ def documents(thresholds: Thresholds) -> dict[str, Json]:
 
 
 def read_board(name: str) -> Json:
-    """Return what stands in a board's file, its placeholders as they are.
+    """Return the content of a board's file, with its placeholders.
 
     Raises:
-        BadBoard: it is no YAML.
+        BadBoard: it is not YAML.
     """
     try:
         return read(name)
@@ -71,15 +71,15 @@ def read_board(name: str) -> Json:
 
 
 def to_json(board: Mapping[str, Any]) -> str:
-    """Return a document as text, its keys sorted, so that equal dashboards are equal texts."""
+    """Return a document as text with sorted keys, so that equal dashboards are equal texts."""
     return json.dumps(board, indent=2, sort_keys=True) + "\n"
 
 
-# What a board's file refers to: ${live.exposed_ratio} is a threshold, <run> an expression from the file's head.
+# Placeholders in a board's file: ${live.exposed_ratio} is a threshold, <run> an expression from the file's head.
 
 _THRESHOLD, _PART = re.compile(r"\$\{(\w+\.\w+)\}"), re.compile(r"<(\w+)>")
 _SELECTOR = re.compile(r"\w+\s*\{[^{}]*\}")
-"""An expression that a range may follow, which it may not where brackets are around it."""
+"""An expression that a range may follow, which brackets around it would prevent."""
 
 
 def placeholders(thresholds: Thresholds) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def placeholders(thresholds: Thresholds) -> dict[str, Any]:
 
 
 def filled(part: Any, values: Mapping[str, Any]) -> Any:
-    """Return a part of a board with the thresholds that it names; a list becomes a regular expression of its entries.
+    """Return a part of a board with its thresholds filled in; a list becomes a regular expression of its entries.
 
     Raises:
         BadPanel: there is no such threshold.
@@ -131,7 +131,7 @@ def filled(part: Any, values: Mapping[str, Any]) -> Any:
 
 
 def complete(expression: str, parts: Mapping[str, str]) -> str:
-    """Return the expression with those from the head of its file in the place of their names.
+    """Return the expression with the names of expressions from the file's head replaced by their text.
 
     Raises:
         BadPanel: there is no such expression, or one contains itself.
@@ -154,7 +154,7 @@ def complete(expression: str, parts: Mapping[str, str]) -> str:
 
 
 def document(name: str, board: Mapping[str, Any], values: Mapping[str, Any]) -> Json:
-    """Return Grafana's JSON of a board. board: what stands in its file. values: of thresholds, by `placeholders`.
+    """Return Grafana's JSON of a board. board: the content of its file. values: see `placeholders`.
 
     Raises:
         BadBoard: a panel cannot be drawn, or an expression names a metric or a label that does not exist.
@@ -163,34 +163,34 @@ def document(name: str, board: Mapping[str, Any], values: Mapping[str, Any]) -> 
 
     def checked(entry: Mapping[str, Any]) -> Json:
         """Return a panel, variable or annotation with its thresholds and whole expressions."""
-        asking: Json = copy.deepcopy(dict(entry))
-        for place in (asking, *asking.get("targets", ()), *asking.get("columns", ())):
+        completed: Json = copy.deepcopy(dict(entry))
+        for place in (completed, *completed.get("targets", ()), *completed.get("columns", ())):
             for key in {"expr", "query"} & place.keys():
                 place[key] = complete(place[key], parts)
-        asking = dict(filled(asking, values))
-        for place in (asking, *asking.get("targets", ()), *asking.get("columns", ())):
+        completed = dict(filled(completed, values))
+        for place in (completed, *completed.get("targets", ()), *completed.get("columns", ())):
             for key in {"expr", "query"} & place.keys():
                 check(place[key])
-        return asking
+        return completed
 
     def panel(entry: Mapping[str, Any]) -> Json:
-        asking = checked(entry)
-        shown = [target["expr"] for target in targets_of(asking) if "end of" not in target.get("style", "")]
-        return draw(asking, definitions(shown, asking.get("metrics")))
+        completed = checked(entry)
+        shown = [target["expr"] for target in targets_of(completed) if "end of" not in target.get("style", "")]
+        return draw(completed, definitions(shown, completed.get("metrics")))
 
     def variable(entry: Mapping[str, Any]) -> Json:
         of_all = defaults()["variable"] | {"datasource": source}
         several = defaults()["multiVariable"] if entry.get("multi", True) else {}
-        asking = checked(entry)
-        # Grafana finds what is within query_result(...) and label_values(...) only where that is one line.
-        query = re.sub(r"(?<=\() | (?=\))", "", " ".join(asking["query"].split()))
-        return {**of_all, **several, **asking, "query": query}
+        completed = checked(entry)
+        # Grafana parses query_result(...) and label_values(...) only on one line.
+        query = re.sub(r"(?<=\() | (?=\))", "", " ".join(completed["query"].split()))
+        return {**of_all, **several, **completed, "query": query}
 
     def annotation(entry: Mapping[str, Any]) -> Json:
         return {**defaults()["annotation"], "datasource": source, "titleFormat": entry["name"], **checked(entry)}
 
     def each(kind: str, make: Callable[[Mapping[str, Any]], Json], entries: Sequence[Mapping[str, Any]]) -> list[Json]:
-        """Return the documents made of the entries; an error names the entry that it is in."""
+        """Return the documents made from the entries; an error names its entry."""
         documents = []
         for entry in entries:
             try:
@@ -216,11 +216,11 @@ def document(name: str, board: Mapping[str, Any], values: Mapping[str, Any]) -> 
     }
 
 
-# Where panels lie: in lines from left to right, with ids in the order on the page.
+# Layout: panels in lines from left to right, with ids in the order on the page.
 
 
 def _laid_out(panels: Sequence[Json], rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield the panels and then the rows, which are closed: Prometheus is asked for a row when somebody opens it."""
+    """Yield the panels and then the rows, which are collapsed, so that Grafana queries a row only when it is opened."""
     ids = count(1)
     placed, top = _lines(panels, 0, ids)
     yield from placed
@@ -233,7 +233,7 @@ def _laid_out(panels: Sequence[Json], rows: Sequence[Json]) -> Iterator[Json]:
 def _lines(panels: Sequence[Json], top: int, ids: Iterator[int]) -> tuple[list[Json], int]:
     """Return the panels, laid out from this line on, and the first line below all of them.
 
-    A panel that does not fit beside the ones before it begins a new line, below the highest of them.
+    A panel that does not fit next to the previous ones begins a new line, below the highest of them.
     """
     placed, left, bottom = [], 0, top
     for panel in panels:

@@ -1,6 +1,6 @@
-"""Checks PromQL against the catalogue: each metric and each label that an expression names exists.
+"""Checks PromQL against the catalogue: each metric and each label that an expression names must exist.
 
-Reads names alone; whether an expression is valid, Prometheus says in the tests.
+Checks only names; the tests use Prometheus to check whether expressions are valid.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ OWNER_LABELS: dict[Scope, tuple[str, ...]] = {
     "node": (),
     "run": ("strategy", "ranks", "device", "precision", "series"),
 }
-"""Labels that the exporter adds to say what a value belongs to."""
+"""Labels that the exporter adds to identify the owner of a value."""
 TARGET_LABELS = ("job", "instance", "cluster")
-"""Labels that Prometheus adds to say where it read a value."""
+"""Labels that Prometheus adds to identify the target of a value."""
 OF_PROMETHEUS = {"ALERTS", "ALERTS_FOR_STATE", "up"}
 """Series that Prometheus makes itself."""
 OF_ALERTS = {"alertname", "alertstate", "severity", "component"}
 
 
 class BadExpression(ValueError):
-    """An expression names a metric or a label that does not exist; the message says which, and one that does."""
+    """An expression names a metric or a label that does not exist; the message names it, and a similar existing one."""
 
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -62,7 +62,7 @@ def check(expression: str) -> None:
 
 
 def metrics_of(expression: str) -> list[str]:
-    """Return the metrics and recorded series that an expression reads, in the order in which it names them."""
+    """Return the metrics and recorded series that an expression reads, in the expression's order."""
     plain = re.sub(r"#.*", "", _QUOTED.sub('""', expression))
     plain = re.sub(r"\{[^{}]*\}", "", _RANGES.sub("", _LISTS.sub("", plain)))
     names = dict.fromkeys(_NAME.findall(plain))
@@ -72,8 +72,8 @@ def metrics_of(expression: str) -> list[str]:
 def definitions(expressions: Sequence[str], metrics: Sequence[str] | None = None) -> list[str]:
     """Return the definition of each metric that these expressions show.
 
-    metrics: the ones to define; None for all that are read, but for infos that others are joined with, and
-    statistics over ranks.
+    metrics: the metrics to define; None for all that are read, except infos that are joined with others, and statistics
+    over ranks.
 
     Raises:
         BadExpression: a metric is unknown.
@@ -93,7 +93,7 @@ def _catalogue() -> dict[str, Metric]:
 
 @functools.cache
 def _over_ranks() -> frozenset[str]:
-    """Return the statistics over ranks, whose definitions are those of the ranks' own metrics beside them."""
+    """Return the statistics over ranks, which the definitions of the ranks' own metrics cover."""
     return frozenset(
         form.over_ranks(word).name
         for metric in METRICS
@@ -105,7 +105,7 @@ def _over_ranks() -> frozenset[str]:
 
 @functools.cache
 def _labels() -> frozenset[str]:
-    """Return every label that a series of ours, or an alert, may have."""
+    """Return every label that one of our series, or an alert, may have."""
     return frozenset({"le", *TARGET_LABELS, *OF_ALERTS}.union(*map(labels_of, SHOWN)))
 
 
@@ -127,7 +127,7 @@ def _metric(name: str) -> Metric | None:
 def _check_labels(name: str, labels: Sequence[str]) -> None:
     metric = _metric(name) if name else None
     known = _labels() if metric is None else {*labels_of(metric), *(["le"] if metric.kind == "histogram" else [])}
-    if name in _over_ranks():  # A choice of all ranks matches the label that a statistic lacks, and one rank does not.
+    if name in _over_ranks():  # It has no label rank, which choosing all ranks matches, but choosing one does not.
         known = {*known, "rank"}
     for label in labels:
         if label not in known:

@@ -1,6 +1,6 @@
-"""Manifests with which a Prometheus operator and a Grafana in a cluster find our exporters, rules and dashboards.
+"""Manifests by which a Prometheus operator and a Grafana in a cluster find our exporters, rules and dashboards.
 
-Checked by promtool and against the CustomResourceDefinitions where these are at hand; never run on a cluster.
+Checked by promtool and, where available, against the CustomResourceDefinitions; never run on a cluster.
 Not covered: the exporters themselves, which stack/daemonset.yaml and stack/results.yaml start.
 Source: Prometheus operator, API reference of monitoring.coreos.com/v1; Grafana's Helm chart, sidecar for dashboards.
 """
@@ -21,17 +21,17 @@ _PORT = "metrics"
 """Name of the port in the exporters' pods."""
 _RESULTS = "observatory-results"
 _SIDECAR = {"grafana_dashboard": "1"}
-"""Label by which the sidecar of Grafana's chart finds a dashboard, and the annotation that names its folder."""
+"""Label by which the sidecar of Grafana's chart finds a dashboard; the annotation below names its folder."""
 _FOLDER = {"grafana_folder": "Parallel Observatory"}
 
 
 def manifests(
     rules: Mapping[str, Any], dashboards: Mapping[str, str], labels: Mapping[str, str], *, scrape_seconds: int
 ) -> list[Manifest]:
-    """Return the manifests, in the order in which they are to be made.
+    """Return the manifests in the order in which they must be created.
 
-    rules: the document of Prometheus's rule file. dashboards: JSON by name. labels: more of them for monitors and
-    rules, as operators choose what they read by label.
+    rules: the document of Prometheus's rule file. dashboards: JSON by name. labels: further labels of monitors and
+    rules, by which operators choose what they read.
     """
     return [
         _manifest("v1", "Service", _RESULTS, _of("results"))
@@ -91,7 +91,7 @@ def _endpoint(instance: str, scrape_seconds: int) -> dict[str, Any]:
         "interval": f"{scrape_seconds}s",
         "relabelings": [
             {"sourceLabels": [f"__meta_kubernetes_{instance}"], "targetLabel": "instance"},
-            # A pod that is started anew has another name, and would begin all its series anew.
+            # A restarted pod has another name, which would start new series.
             {"action": "labeldrop", "regex": "pod|container|endpoint"},
         ],
     }

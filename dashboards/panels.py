@@ -1,8 +1,8 @@
-"""Turns a panel of a board's YAML into Grafana's JSON: lays it over what all panels of its type have.
+"""Turns a panel of a board's YAML into Grafana's JSON, based on the defaults of its type.
 
-A panel has Grafana's own keys. Those of `FIELD_KEYS`, which Grafana has under `fieldConfig.defaults`, stand beside its
-title, and null takes a default away. What is ours: `whenEmpty`, `metrics`, a table's `columns`, a target's `style`, and
-short forms of `links` and `mappings`.
+A panel has Grafana's own keys. The keys of `FIELD_KEYS`, which Grafana has under `fieldConfig.defaults`, stand at the
+panel's top level, and null removes a default. Our own keys are `whenEmpty`, `metrics`, a table's `columns`, a target's
+`style`, and short forms of `links` and `mappings`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Json = dict[str, Any]
 
 BOARDS_FOLDER = Path(__file__).with_name("boards")
 UID_PREFIX = "observatory-"
-"""Begins the UID of each of our dashboards, which so is nobody else's."""
+"""Prefix of the UIDs of our dashboards, which makes them unique."""
 FIELD_KEYS = ("unit", "decimals", "min", "max", "color", "custom", "thresholds", "mappings", "links")
 OWN_KEYS = ("whenEmpty", "metrics", "columns")
 NO_VALUE, GREY = "-", "#6e6e6e"
 DECIMALS = {"percentunit": 1, "short": 0}
-"""Digits behind the point of numbers and cells: else Grafana writes -0.0500 %, and a counter's growth as 6.01."""
+"""Decimals of numbers and cells; otherwise Grafana writes -0.0500 %, and a counter's growth as 6.01."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -37,24 +37,24 @@ class BadPanel(ValueError):
 
 @functools.cache
 def read(name: str) -> Json:
-    """Return what stands in a file of the boards' folder, its placeholders as they are."""
+    """Return the content of a file in the boards' folder, with its placeholders."""
     return parse(read_regular(BOARDS_FOLDER / f"{name}.yaml").decode())
 
 
 def parse(text: str) -> Json:
-    """Return the mapping that a YAML text holds; the parser in C is ten times as fast, where PyYAML has it."""
+    """Return the mapping in a YAML text, by the parser in C if PyYAML has it, which is ten times as fast."""
     content = yaml.load(text, Loader=yaml.CSafeLoader) if yaml.__with_libyaml__ else yaml.safe_load(text)
     assert isinstance(content, dict), "each of our files is a mapping"
     return content
 
 
 def defaults() -> Json:
-    """Return what all boards, and all panels of a type, have in common."""
+    """Return the defaults of all boards, and of all panels of a type."""
     return read("defaults")
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Json:
-    """Return one mapping laid over another, at all depths; null leaves the key out."""
+    """Return one mapping merged over another, at all depths; null removes the key."""
     result = copy.deepcopy(dict(below))
     for key, value in above.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
@@ -65,7 +65,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Json:
 
 
 def of_type(panel: Mapping[str, Any]) -> Json:
-    """Return the panel over what all panels of its type have.
+    """Return the panel merged over the defaults of its type.
 
     Raises:
         BadPanel: its type is unknown.
@@ -77,17 +77,17 @@ def of_type(panel: Mapping[str, Any]) -> Json:
 
 
 def draw(panel: Mapping[str, Any], definitions: Sequence[str]) -> Json:
-    """Return a panel as Grafana reads it, but for its id and where it lies.
+    """Return a panel as Grafana reads it, except for its id and position.
 
-    definitions: of the metrics that it shows; they follow its own description.
+    definitions: of the metrics that it shows; appended to its own description.
 
     Raises:
-        BadPanel: its type, a link or a style is unknown, or a table is sorted by no column of it.
+        BadPanel: its type, a link or a style is unknown, or a table is sorted by an unknown column.
     """
     whole, kind = of_type(panel), panel.get("type")
     drawn = {key: value for key, value in whole.items() if key not in (*FIELD_KEYS, *OWN_KEYS)}
     drawn["datasource"] = defaults()["datasource"]
-    # Grafana 12 draws nothing where a table has no row, and a number has no room for a sentence.
+    # Grafana 12 draws nothing for a table without rows, and a number has no room for a sentence.
     about = [panel.get("description"), *definitions, f"When empty: {whole['whenEmpty']}"]
     drawn["description"] = "\n\n".join(text for text in about if text)
     field = {key: panel[key] for key in FIELD_KEYS if key in panel}
@@ -110,13 +110,13 @@ def draw(panel: Mapping[str, Any], definitions: Sequence[str]) -> Json:
 
 
 def _implied(kind: str, field: Mapping[str, Any]) -> Json:
-    """Return what follows from a field's unit and thresholds in this type of panel."""
+    """Return the settings that follow from a field's unit and thresholds in this type of panel."""
     unit, is_judged = field.get("unit"), "thresholds" in field
     if kind == "timeseries":
         counted = {"decimals": 0, "custom": {"axisSoftMax": 1}} if unit == "short" else {}
         return merged(counted, {"custom": {"thresholdsStyle": {"mode": "area"}}} if is_judged else {})
     if kind == "stat":
-        # Without these mappings, what has no value would have the colour of the lowest values.
+        # Without these mappings, a missing value would have the colour of the lowest values.
         implied = {"mappings": _without_value(GREY, 0), "decimals": DECIMALS.get(str(unit))}
         return {**implied, **({"color": {"mode": "thresholds", "fixedColor": None}} if is_judged else {})}
     return {}
@@ -136,7 +136,7 @@ def _in_full(field: Mapping[str, Any]) -> Json:
 
 
 def _url(name: str, *, in_table: bool) -> str:
-    """Return where a link leads; the values are a row's cells in a table, elsewhere the series' labels."""
+    """Return a link's address; its values are a row's cells in a table, and the series' labels elsewhere."""
     links = defaults()["links"]
     if name not in links:
         raise BadPanel(f"there is no link {name!r}; it may be {', '.join(links)}")
@@ -151,7 +151,7 @@ def _thresholds(thresholds: Mapping[str, Any]) -> Json:
 
 
 def _mappings(results: Mapping[Any, Mapping[str, Any]]) -> list[Json]:
-    """Return what values stand for, as Grafana writes it. results: text and colour by value."""
+    """Return value mappings as Grafana writes them. results: text and colour by value."""
     options = {
         str(value): {"text": str(value), "index": index, **result}
         for index, (value, result) in enumerate(results.items())
@@ -160,7 +160,7 @@ def _mappings(results: Mapping[Any, Mapping[str, Any]]) -> list[Json]:
 
 
 def _without_value(color: str, index: int) -> list[Json]:
-    """Return the mappings of what has no value."""
+    """Return the mappings of missing values."""
     result = {"text": NO_VALUE, "color": color, "index": index}
     return [{"type": "special", "options": {"match": match, "result": result}} for match in ("null+nan", "empty")]
 
@@ -169,20 +169,17 @@ def _without_value(color: str, index: int) -> list[Json]:
 
 
 def targets_of(panel: Mapping[str, Any]) -> list[Json]:
-    """Return what a panel asks: its targets, or the columns of a table that have an expression."""
-    targets = [*({"expr": column["expr"]} for column in _asking(panel)), *panel.get("targets", ())]
+    """Return a panel's queries: its targets, or the columns of a table that have an expression."""
+    columns = [{"expr": column["expr"]} for column in panel.get("columns", ()) if "expr" in column]
+    targets = [*columns, *panel.get("targets", ())]
     if panel.get("options", {}).get("textMode") == "name":
-        # Where no series is, Grafana shows no name, and not even what it shows for a number that is not there.
+        # Without a series, Grafana shows no name, not even its text for a missing number.
         targets.append({"expr": f"vector(NaN) unless on () (\n{targets[0]['expr']}\n)", "legendFormat": NO_VALUE})
     return targets
 
 
-def _asking(panel: Mapping[str, Any]) -> list[Json]:
-    return [column for column in panel.get("columns", ()) if "expr" in column]
-
-
 def _target(target: Mapping[str, Any], letter: str, kind: str) -> Json:
-    """Return a target with its letter; numbers and tables ask for now, all else for the time range."""
+    """Return a target with its letter; numbers and tables query the present, other panels the time range."""
     is_now, form = kind in ("stat", "table"), kind if kind in ("table", "heatmap") else "time_series"
     own = {"datasource": defaults()["datasource"], "format": form, "instant": is_now, "range": not is_now}
     return {**own, "refId": letter, "legendFormat": "", **{key: target[key] for key in target if key != "style"}}
@@ -210,14 +207,14 @@ def _override(matcher: str, of: str, looks: Mapping[str, Any]) -> Json:
 # Tables: a row for each set of labels; a column is a label (`field`) or the value of a query (`expr`).
 
 LETTER_PX, MARGIN_PX, ARROW_PX = 9, 16, 20
-"""Of Grafana's headings: a letter, what is beside the text, and the arrow of a column that is sorted by."""
+"""Widths in Grafana's headings: a letter, the margins of the text, and the arrow of a sorted column."""
 NUMBER_PX = {"none": 48, "bool_yes_no": 48, "count:/s": 80, "bytes": 84, "hertz": 84, "joule": 84, "s": 88, "Bps": 88}
 NUMBER_PX |= {"flops": 104}
 OTHER_NUMBER_PX = 72
 
 
 def _transformations(columns: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Return what makes a table of the columns' queries: joined by label, in order, with their names."""
+    """Return the transformations that make a table of the columns' queries: joined by label, ordered and named."""
     letters = iter(LETTERS)
     is_alone = sum("expr" in column for column in columns) == 1
     fields = [
@@ -238,9 +235,9 @@ def _transformations(columns: Sequence[Mapping[str, Any]]) -> list[Json]:
     }
     return [
         {"id": "merge", "options": {}},
-        # First the columns that are wanted: every other label would be a column, too.
+        # Only the wanted columns: every other label would also be a column.
         {"id": "filterFieldsByName", "options": {"include": {"names": fields}}},
-        # A label is a text, by which 16 comes before 2.
+        # As texts, labels would sort 16 before 2.
         *([{"id": "convertFieldType", "options": {"conversions": numbers}}] if numbers else []),
         {"id": "organize", "options": organised},
     ]
@@ -258,7 +255,7 @@ def _cells(panel: Mapping[str, Any]) -> list[Json]:
 
 def _looks(column: Mapping[str, Any], sorted_by: Sequence[str]) -> Json:
     unit, mappings, is_judged = column.get("unit"), column.get("mappings", {}), "thresholds" in column
-    looks: Json = {"noValue": NO_VALUE}  # The panel's own text is for a table without rows.
+    looks: Json = {"noValue": NO_VALUE}  # The panel's text is for a table without rows.
     looks |= {"unit": unit, "decimals": column.get("decimals", DECIMALS.get(str(unit)))}
     looks["custom.width"] = _width(column, sorted_by)
     if is_judged:
@@ -272,7 +269,7 @@ def _looks(column: Mapping[str, Any], sorted_by: Sequence[str]) -> Json:
 
 
 def _width(column: Mapping[str, Any], sorted_by: Sequence[str]) -> int | None:
-    """Return a column's width in pixels: of numbers and their heading; None for texts, which share the rest."""
+    """Return a column's width in pixels, for numbers and their heading; None for texts, which share the rest."""
     if "unit" not in column:
         return column.get("width")
     heading = LETTER_PX * len(column["name"]) + MARGIN_PX + (ARROW_PX if column["name"] in sorted_by else 0)

@@ -1,7 +1,7 @@
-"""Renders the dashboards, Prometheus' rules, Kubernetes' manifests and the page of metrics; writes into a checkout.
+"""Renders the dashboards, Prometheus's rules, Kubernetes manifests and the page of metrics; writes into a checkout.
 
-Rendered files are committed with the change that made them. A stale file is the author's slip, and not a failure of a
-case or of a node, so the command treats it as misuse, with code 2.
+Rendered files are committed with the change that caused them. A stale file is the author's slip, not a failure of a
+case or node, so the command treats it as misuse (exit code 2).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Units are base units, ratios run from 0 to 1, and what cannot be known is absent
 
 
 def page(modules: Sequence[ModuleType] | None = None) -> str:
-    """Return the page as Markdown: a table for each module of metrics, in the registry's order."""
+    """Return the page as Markdown, with a table for each module of metrics, in the registry's order."""
     sections = "".join(_section(module) for module in (catalogue_modules() if modules is None else modules))
     return _HEAD + sections
 
@@ -116,7 +116,7 @@ _RULES_HEAD = f"# {_MADE_BY} from dashboards/rules.yaml.in; change it there.\n"
 def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
     """Return the text of every rendered file, by its path from the repository's root.
 
-    thresholds: of alerts and panels; None for the shipped ones.
+    thresholds: thresholds of alerts and panels; None for the shipped ones.
 
     Raises:
         BadBoard: a board's file is wrong.
@@ -128,14 +128,14 @@ def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
 
 
 class NotOurs(ValueError):
-    """Where a rendered file would be written is one that somebody else made."""
+    """A rendered file would overwrite a file that somebody else made."""
 
 
 def write(root: Path, thresholds: Thresholds | None = None) -> list[Path]:
-    """Render into a checkout; return the files that changed, and those deleted because nothing makes them any more.
+    """Render into a checkout; return the changed files, including those deleted because nothing makes them any more.
 
     Raises:
-        NotOurs: a file by that name was not rendered here; nothing is written.
+        NotOurs: an existing file was not rendered; nothing is written.
     """
     files = render(thresholds)
     changed = stale(root, files)
@@ -148,7 +148,7 @@ def write(root: Path, thresholds: Thresholds | None = None) -> list[Path]:
     for path in changed:
         if path in files:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
-            with drafted(root / path, mode=0o644, is_any_folder=True) as file:  # Other users' servers read it.
+            with drafted(root / path, mode=0o644, is_any_folder=True) as file:  # Servers of other users read it.
                 file.write(files[path].encode())
         else:
             (root / path).unlink()
@@ -156,9 +156,9 @@ def write(root: Path, thresholds: Thresholds | None = None) -> list[Path]:
 
 
 def stale(root: Path, files: Mapping[Path, str]) -> list[Path]:
-    """Return the rendered files of a checkout that are missing, differ, or that nothing makes any more.
+    """Return the rendered files of a checkout that are missing, differ, or are no longer rendered.
 
-    The last are dashboards with our tag; what else is in their folder is somebody else's.
+    The last kind are dashboards with our tag; other files in their folder are somebody else's.
     """
     differing = [path for path, text in files.items() if not (root / path).is_file() or _text(root / path) != text]
     paths = sorted(path for path in (root / RENDERED).glob("*.json") if path.is_file() and _has_our_tag(path))
@@ -179,14 +179,15 @@ def _text(path: Path) -> str:
 
 
 def rules_text(groups: tuple[Group, ...], links: Links) -> str:
-    """Return a Prometheus rule file of these groups, whose alerts link to these places."""
+    """Return a Prometheus rule file of these groups, with these links in its alerts."""
     return _RULES_HEAD + rules.as_yaml([_rules(groups, links)])
 
 
 def kubernetes_text(thresholds: Thresholds | None = None, labels: Mapping[str, str] | None = None) -> str:
     """Return manifests for the Prometheus operator, and dashboards as ConfigMaps, as one stream for kubectl.
 
-    thresholds: of alerts and panels; None for the shipped ones. labels: more of them for monitors and rules.
+    thresholds: thresholds of alerts and panels; None for the shipped ones. labels: further labels of monitors and
+    rules.
 
     Raises:
         BadBoard: a board's file is wrong.
@@ -217,7 +218,7 @@ def alert_rule(alert: Alert, links: Links, *, can_query: bool = True) -> dict[st
     """Return the alert as Prometheus reads it. can_query: whether its texts may query further series.
 
     Raises:
-        BadRules: it names a dashboard that there is not.
+        BadRules: it names a dashboard that does not exist.
     """
     query = alert.queried_description if can_query else ""
     return {
@@ -240,11 +241,11 @@ def alert_rule(alert: Alert, links: Links, *, can_query: bool = True) -> dict[st
 
 
 LEAST_WINDOW_HOURS = 6
-"""How far back an alert's dashboard looks at least: what came before it is part of the story."""
+"""How far back an alert's dashboard looks at least, to show what came before the alert."""
 
 
 def window_hours(alert: Alert) -> int:
-    """Return how far back the alert's dashboard is opened: the whole of what it is about lies within."""
+    """Return how far back the alert's dashboard looks: far enough to show everything that the alert evaluates."""
     hours = int(_board_of(alert)["time"]["from"].removeprefix("now-").removesuffix("h"))
     return max(LEAST_WINDOW_HOURS, rules.minutes(alert.looks_back) // 60 + 1, hours)
 
@@ -259,16 +260,16 @@ def _board_of(alert: Alert) -> Json:
 
 
 def _choices(alert: Alert, *, can_query: bool) -> str:
-    """Return the address' part that chooses on the dashboard what the alert is about, as far as its labels tell."""
+    """Return the part of the address that chooses the alert's subject on the dashboard, as far as labels show it."""
     return "".join(_choice(variable, can_query=can_query) for variable in _board_of(alert)["variables"])
 
 
 def _choice(variable: Mapping[str, str], *, can_query: bool) -> str:
-    """Return the part that chooses for one variable; the name of a series is queried where only its id is known."""
+    """Return the part for one variable; the name of a series is queried if the alert has only its id."""
     label, is_named = label_of(variable), f"&var-{variable['name']}="
     chosen = f"{{{{ with $labels.{label} }}}}{is_named}{{{{ . | urlquery }}}}"
     if label == "name" and can_query:
-        # The name is known for as long as a verdict stands, even where no exporter shows the series any more.
+        # The name is known as long as the verdict is, even if no exporter shows the series any more.
         query = f"topk(1, max by (name) (last_over_time({RESULT_INFO.name}{{series=%q}}[36h])))"
         chosen += (
             f"{{{{ else }}}}{{{{ with $labels.series }}}}{{{{ with query (printf `{query}` .) }}}}"
@@ -278,9 +279,9 @@ def _choice(variable: Mapping[str, str], *, can_query: bool) -> str:
 
 
 def label_of(variable: Mapping[str, str]) -> str:
-    """Return the label whose values are chosen from: a variable `node` has those of `instance`.
+    """Return the label whose values a variable offers: `instance` for the variable `node`.
 
-    Its regular expression says so, or its query at its end: `label_values(metric, label)`.
+    It stands in the variable's regular expression, or at the end of its query: `label_values(metric, label)`.
     """
     if "regex" in variable:
         return variable["regex"].removeprefix("/").partition("=")[0]

@@ -1,7 +1,7 @@
-"""The rules of Prometheus: reads rules.yaml.in, fills in the thresholds, and checks names against the catalogue.
+"""Prometheus's rules: reads rules.yaml.in, fills in the thresholds, and checks names against the catalogue.
 
-The template is a rule file of Prometheus; its head explains the keys and placeholders that Prometheus does not have.
-Knows neither boards nor Grafana. Not checked: PromQL's grammar, which `promtool check rules` knows.
+The template is a Prometheus rule file; its head explains the keys and placeholders that Prometheus does not have. Knows
+neither boards nor Grafana. Not checked: PromQL's grammar, which `promtool check rules` checks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MINUTES = {"m": 1, "h": 60, "d": 1440}
 
 
 class BadRules(ValueError):
-    """The template is wrong; the message names the rule, and what would be right."""
+    """The template is wrong; the message names the rule, and what it may be."""
 
 
 class _Form(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,14 +48,14 @@ class Labels(_Form, frozen=True, kw_only=True):
 
 
 class Annotations(_Form, frozen=True, kw_only=True):
-    """What the alert tells people; Prometheus fills in `{{ $labels.x }}` and `{{ $value }}`."""
+    """The alert's texts; Prometheus fills in `{{ $labels.x }}` and `{{ $value }}`."""
 
     summary: str
     description: str
 
 
 class Recording(_Form, frozen=True, kw_only=True, omit_defaults=True, rename={"expression": "expr"}):
-    """A series that Prometheus computes and keeps under a name."""
+    """A series that Prometheus computes and stores under a name."""
 
     record: str
     expression: str
@@ -63,7 +63,7 @@ class Recording(_Form, frozen=True, kw_only=True, omit_defaults=True, rename={"e
 
 
 class Alert(_Form, frozen=True, kw_only=True, rename={"name": "alert", "expression": "expr", "hold": "for"}):
-    """An alert, with the keys that Prometheus does not have last."""
+    """An alert; the keys that Prometheus does not have come last."""
 
     name: str
     expression: str
@@ -77,7 +77,7 @@ class Alert(_Form, frozen=True, kw_only=True, rename={"name": "alert", "expressi
 
     @property
     def runbook(self) -> str:
-        """The file name of its page in docs/runbooks/: `node-agent-gone.md` for NodeAgentGone."""
+        """The file name of its runbook in docs/runbooks/: `node-agent-gone.md` for NodeAgentGone."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", self.name).lower() + ".md"
 
 
@@ -107,12 +107,12 @@ def minutes(duration: str) -> int:
 
 
 def load(thresholds: Thresholds, template: str | None = None) -> tuple[Group, ...]:
-    """Return the groups of the template with these thresholds, each name in them checked.
+    """Return the groups of the template with these thresholds, and check each name in them.
 
-    template: its text; None for the shipped one.
+    template: its text; None for the shipped template.
 
     Raises:
-        BadRules: it has another form, or names a threshold, a metric or a label that there is not.
+        BadRules: it is malformed, or names a threshold, a metric or a label that does not exist.
     """
     import yaml
 
@@ -137,11 +137,11 @@ def _name(rule: Recording | Alert) -> str:
 
 
 def as_yaml(documents: Sequence[Mapping[str, Any]], *, is_stream: bool = False) -> str:
-    """Return the documents as YAML, a text of several lines as a block. is_stream: with a line before each."""
+    """Return the documents as YAML, with texts of several lines as blocks. is_stream: separate them by `---`."""
     import yaml
 
     class Readable(yaml.SafeDumper):
-        """Writes a text of several lines as a block, and what occurs twice twice."""
+        """Writes a text of several lines as a block, and repeated values without aliases."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
@@ -159,7 +159,7 @@ def as_yaml(documents: Sequence[Mapping[str, Any]], *, is_stream: bool = False) 
 
 
 def _values(thresholds: Thresholds) -> dict[str, str]:
-    """Return what stands for each placeholder: `gpus.braked_ratio` and, of ratios, `gpus.braked_percent`."""
+    """Return the value of each placeholder: `gpus.braked_ratio` and, for ratios, `gpus.braked_percent`."""
     values = dict(PATTERNS)
     for table in ("gate", "efficiency", "suites", "agents", "gpus", "links_of_gpus", "infiniband", "host", "live"):
         for key, value in msgspec.structs.asdict(getattr(thresholds, table)).items():
@@ -191,7 +191,7 @@ def _filled_group(group: _Group, values: dict[str, str], entries: tuple[Accepted
 
 
 def _filled(part: Any, values: dict[str, str]) -> Any:
-    """Return a part of a rule with values in the place of `${table.key}`."""
+    """Return a part of a rule with each `${table.key}` replaced by its value."""
 
     def value_of(placeholder: re.Match[str]) -> str:
         name = placeholder[1]
@@ -206,8 +206,6 @@ def _filled(part: Any, values: dict[str, str]) -> Any:
 
 ACCEPTED = f"series:{RUN_SCALING_EFFICIENCY.name}:accepted"
 ACCEPTED_OF_RANKS = f"series:{RUN_SCALING_EFFICIENCY.name}:accepted_of_ranks"
-ACCEPTED_FOR = ("strategy", "device", "scaling")
-"""The labels by which a result finds its accepted level."""
 
 
 def _accepted_levels(entries: Iterable[AcceptedEfficiency]) -> Iterator[Recording]:
@@ -236,7 +234,7 @@ def _labels_of(metrics: Iterable[Metric]) -> dict[str, tuple[str, ...]]:
 
 
 _LABELS, _LABELS_OF_RECORDED = _labels_of(SHOWN), _labels_of(METRICS)
-"""What a rule records bears the name of the metric that it is computed from, which need not be shown itself."""
+"""A recorded series has the name of the metric from which it is computed, which may not be shown itself."""
 _SERIES = re.compile(
     r"\b(?P<record>series:)?(?P<metric>observatory_\w+)(?P<operation>:\w+)?(?:\{(?P<matchers>[^}]*)\})?"
 )
@@ -259,7 +257,7 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
         name, record = series["metric"], f"series:{series['metric']}{series['operation'] or ''}"
         labels = (_LABELS_OF_RECORDED if series["record"] else _LABELS).get(name)
         if series["record"] and record not in recorded:
-            yield f"{record} is recorded by no rule{_near(record, recorded)}"
+            yield f"no rule records {record}{_near(record, recorded)}"
         elif labels is None:
             yield f"{name} is not a metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
         else:
@@ -275,7 +273,7 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
 
 
 def _metrics_in(expression: str) -> list[str]:
-    """Return the names of series in an expression: what is no word, function, label, string or comment of PromQL."""
+    """Return the names of series in an expression, without PromQL's words, functions, labels, strings and comments."""
     bare = re.sub(r'"[^"]*"|#.*', "", expression)
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", _GROUPING.sub("", bare))
     names = re.findall(r"(?<![\w:.])[A-Za-z_][\w:]*(?![\w:]|\s*\()", bare)

@@ -1,7 +1,6 @@
-"""Thresholds of the alerts: a TOML file becomes checked numbers. In source stands only how long an alert is held.
+"""Thresholds of the alerts: reads a TOML file and checks its values.
 
-`thresholds.toml` beside this file has every value with its unit and its reason. A user's file names what differs.
-Knows no alert.
+`thresholds.toml` has every value with its unit and its reason; a user's file has only what differs. Knows no alert.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).with_suffix(".toml")
 
 
-# The longest window is Prometheus' usual retention twice; a longer one would ask for what nobody kept.
+# The longest window is twice Prometheus's usual retention; a longer one would query deleted samples.
 Seconds = Annotated[int, Meta(ge=1, le=86_400)]
 Minutes = Annotated[int, Meta(ge=1, le=1440)]
 Hours = Annotated[int, Meta(ge=1, le=720)]
@@ -45,20 +44,20 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Links(_Table, frozen=True):
-    """Where alerts lead people to: Grafana, and the folder of runbooks, None where nobody serves it."""
+    """Addresses in alerts: Grafana, and the folder of runbooks; None if that is not served."""
 
     grafana: Url
     runbooks: Url | None = None
 
 
 class Gate(_Table, frozen=True):
-    """How long a verdict stands that nobody shows any more."""
+    """How long a verdict that is no longer exported still counts."""
 
     remembered_hours: Hours
 
 
 class Efficiency(_Table, frozen=True):
-    """When a night's scaling efficiency is low."""
+    """When a night's scaling efficiency counts as low."""
 
     window_days: Days
     least_nights: Annotated[int, Meta(ge=2, le=30)]
@@ -69,7 +68,7 @@ class Efficiency(_Table, frozen=True):
 
 
 class Suites(_Table, frozen=True):
-    """When a suite is late, has failed, or stands still."""
+    """When a suite counts as late, failed or stalled."""
 
     late_ratio: Ratio
     missed_days: Days
@@ -79,7 +78,7 @@ class Suites(_Table, frozen=True):
 
 
 class Agents(_Table, frozen=True):
-    """When a node's agent is gone, late, or shows what is old."""
+    """When a node's agent counts as gone or late, or its samples as old."""
 
     remembered_hours: Hours
     missed_ratio: Ratio
@@ -88,7 +87,7 @@ class Agents(_Table, frozen=True):
 
 
 class Gpus(_Table, frozen=True):
-    """When a GPU is lost, reports errors, or is held back."""
+    """When a GPU counts as lost, faulty or throttled."""
 
     remembered_hours: Hours
     news_hours: Hours
@@ -100,7 +99,7 @@ class Gpus(_Table, frozen=True):
 
 
 class LinksOfGpus(_Table, frozen=True):
-    """When an NVLink or a PCIe link is sick. retries, errors: in the window."""
+    """When an NVLink or PCIe link counts as faulty. retries, errors: within the window."""
 
     window_minutes: Minutes
     nvlink_retries: Count
@@ -111,7 +110,7 @@ class LinksOfGpus(_Table, frozen=True):
 
 
 class Infiniband(_Table, frozen=True):
-    """When a port of InfiniBand is down or sick. errors: in the window."""
+    """When an InfiniBand port counts as down or faulty. errors: within the window."""
 
     remembered_hours: Hours
     window_minutes: Minutes
@@ -119,7 +118,7 @@ class Infiniband(_Table, frozen=True):
 
 
 class Host(_Table, frozen=True):
-    """When a node's disk is full, or its clock wrong."""
+    """When a node's disk counts as full, or its clock as wrong."""
 
     filling_ratio: Ratio
     full_ratio: Ratio
@@ -129,7 +128,7 @@ class Host(_Table, frozen=True):
 
 
 class Live(_Table, frozen=True):
-    """When a run that goes on is slow, waits, is uneven or stands still, or has failed."""
+    """When an active run counts as slow, waiting, uneven or stalled, and how long a failure is shown."""
 
     short_minutes: Minutes
     long_minutes: Minutes
@@ -144,7 +143,7 @@ class Live(_Table, frozen=True):
 
 
 class AcceptedEfficiency(_Table, frozen=True):
-    """The efficiency that is accepted of a strategy on a device. ranks: None for any number without its own entry."""
+    """The accepted efficiency of a strategy on a device. ranks: None for any number without its own entry."""
 
     strategy: Name
     device: Literal["cuda", "cpu"]
@@ -176,12 +175,12 @@ def shipped() -> Thresholds:
 
 
 def changed_by(changes: Mapping[str, Any], file: str) -> Thresholds:
-    """Return the shipped thresholds, with those of a user's file in the place of their own.
+    """Return the shipped thresholds, overridden by those of a user's file.
 
     changes: the file's document. file: its name, for messages. Its `accepted_efficiency` replaces all shipped entries.
 
     Raises:
-        BadSettings: a key is unknown, of another type or out of range, or the file is of a newer program.
+        BadSettings: a key is unknown, has another type or is out of range, or the file is from a newer program.
     """
     values = read_document(SHIPPED)
     for key, value in changes.items():
@@ -193,7 +192,7 @@ def changed_by(changes: Mapping[str, Any], file: str) -> Thresholds:
 
 
 def _check_entries(entries: tuple[AcceptedEfficiency, ...], file: str) -> None:
-    """Refuse two entries for the same results: which one counts would be unknown."""
+    """Refuse two entries for the same results, because it would be unclear which one counts."""
     known = set()
     for number, entry in enumerate(entries, 1):
         measured = (entry.strategy, entry.device, entry.scaling, entry.ranks)

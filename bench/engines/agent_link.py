@@ -41,9 +41,9 @@ SILENT_S = 120.0
 minute to end."""
 
 WATCHED_WHOLE = 128
-"""Up to so many nodes, what all ranks log reaches the runner while a trial runs (docs/measured/scale.md)."""
+"""With up to this many nodes, the logs of all ranks reach the runner during a trial (docs/measured/scale.md)."""
 THINNING_PROTOCOL = 6
-"""Agents of earlier protocols, of other source trees, can only send what all ranks log."""
+"""Agents with an earlier protocol, which run from other source trees, can only send the logs of all ranks."""
 
 LOADING_S = 300.0
 """How long an agent may take to load torch, possibly from a network disk, before any start was timed."""
@@ -53,7 +53,7 @@ LEAST_LOADING_S = 60.0
 
 
 class StartLimit:
-    """How long agents may take to connect and then to load torch, from earlier starts in the same allocation.
+    """How long agents may take to connect and then to load torch, based on earlier starts in the same allocation.
 
     first_s: the limit of the first start, which no later limit exceeds.
     """
@@ -69,7 +69,7 @@ class StartLimit:
         return min(self._first_s, max(LEAST_LOADING_S, SLOWER * self._slowest_s))
 
     def took(self, elapsed_s: float) -> None:
-        """Learn from a start."""
+        """Record how long a start took."""
         self._slowest_s = max(elapsed_s, self._slowest_s or 0.0)
 
 
@@ -88,13 +88,14 @@ class NodeCheck:
 class AgentLink:
     """The connection to an agent, which does one thing at a time: it runs a trial or sends files.
 
-    stream, opening: see `Channel`. log_sizes: of the runner's folder of runs, shared by the engine's links.
+    stream, opening: see `Channel`. log_sizes: sizes of the logs in the runner's folder of runs, shared by the engine's
+    links.
     threads: shared by the engine's links; None for its own.
-    name: of the agent, in messages. process: its process ID, if known.
+    name: the agent's name in messages. process: its process ID, if known.
     silent_s: how long the agent may leave an order unanswered beyond a trial's limit.
     kill: ends the agent's process at once, if the engine can. how_it_ended: describes the end of a process that hung
     up, if the engine knows it. tell: called with notices about the agent's node, from another thread.
-    start_limit: of its allocation, which learns from this start; None if there is no allocation.
+    start_limit: the allocation's limit, which learns from this start; None if there is no allocation.
     """
 
     def __init__(
@@ -162,13 +163,13 @@ class AgentLink:
         Raises:
             InfrastructureFailed: the agent is gone, or does not answer.
         """
-        asked_ns, begun_ns = time.time_ns(), time.monotonic_ns()
+        sent_ns, begun_ns = time.time_ns(), time.monotonic_ns()
         self._channel.send(CheckNode())
         while not isinstance(message := self.answer(self.silent_s), NodeChecked):
             pass  # The end of a trial that nobody waits for any more.
         taken_ns = time.monotonic_ns() - begun_ns
         on_node_ns = message.answered_ns - message.asked_ns
-        offset_ns = (message.asked_ns - asked_ns + message.answered_ns - (asked_ns + taken_ns)) / 2
+        offset_ns = (message.asked_ns - sent_ns + message.answered_ns - (sent_ns + taken_ns)) / 2
         return NodeCheck(
             now=message.now, offset_s=offset_ns / 1e9, offset_error_s=max(0, taken_ns - on_node_ns) / 2 / 1e9
         )
@@ -215,9 +216,10 @@ class AgentLink:
         self._channel.send(EndTrial(run=run, trial=trial))
 
     def watch(self, run: str, *, nodes: int = 1) -> None:
-        """Have the agent send what is appended to the run's logs while it runs; for an agent that sends files.
+        """Have the agent send new records of the run's logs during the run; only for an agent that sends files.
 
-        nodes: how many are watched. Beyond `WATCHED_WHOLE` they send what their slowest and newest rank log.
+        nodes: the number of watched nodes. If it exceeds `WATCHED_WHOLE`, each sends the logs of two ranks only: of the
+        rank with the fewest steps and of the rank with the most.
         """
         self._files.expect(run)
         all_ranks = nodes <= WATCHED_WHOLE or self._channel.protocol < THINNING_PROTOCOL
@@ -226,7 +228,7 @@ class AgentLink:
     def collect(self, run: str) -> tuple[str, ...]:
         """Have the agent send the run's files; return a line for each file that was not received completely.
 
-        The files also stay on the node. For an agent that sends files, after the run has ended there.
+        The files also stay on the node. Only for an agent that sends files, after the run has ended there.
 
         Raises:
             InfrastructureFailed: the agent is gone, or does not answer.

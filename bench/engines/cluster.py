@@ -74,7 +74,7 @@ SPARE_S = 60.0
 LEAST_S = 5.0
 """The shortest time that is worth a trial."""
 LATE_S = 60.0
-"""How much longer the other agents may take to connect when one has failed and its node is to be left out."""
+"""How much longer the other agents may take to connect after one has failed, if its node may be left out."""
 LOOK_S = 0.5
 """How often the placement is checked for failed agents."""
 STOP_S = 10.0
@@ -85,9 +85,9 @@ STOP_S = 10.0
 class Meeting:
     """Where agents meet their runner.
 
-    key_file: holds this engine's key; only the user can read it. trees: for each source tree that a node's agents run
-    from, `SHA256:PORT:PORT`: its hash, where it is sent, and where its agent connects; without any, agents run from
-    this program's.
+    key_file: holds this engine's key; only the user can read it. trees: `SHA256:PORT:PORT` for each source tree that a
+    node's agents run from: its hash, the runner's port that sends it, and the port to which its agent connects; if
+    empty, agents run from this program's tree.
     """
 
     host: str
@@ -102,21 +102,21 @@ class Meeting:
 
     @property
     def address_words(self) -> list[str]:
-        """The arguments of its command line that say where the runner is."""
+        """The agent's command-line arguments with the runner's addresses."""
         trees = [word for tree in self.trees for word in ("--tree", tree)]
         return [*trees, "--connect", f"{self.host}:{self.port}"]
 
     def words(self, node: int) -> list[str]:
-        """Return all of its arguments, where the nodes share this machine's files."""
+        """Return all of the agent's arguments, for a node that shares this machine's files."""
         return [*self.address_words, "--key-file", str(self.key_file), "--node", str(node)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """Where agents connect on their own, knowing key and port before there is an engine.
+    """Where agents connect on their own, because they know key and port before an engine exists.
 
     listening: keeps listening between engines, so that an agent can tell an engine's end from the runner's.
-    within_s: how long an engine's agents may take to connect the first time; None as at other times.
+    within_s: how long an engine's agents may take to connect the first time; None: as long as later.
     """
 
     key: bytes
@@ -133,23 +133,23 @@ class NodeRequest:
     tell: Callable[[str], None] = say
 
 
-PLACES_TOLD = 8
+PLACES_LISTED = 8
 """The number of nodes that a note lists."""
 AT_ONCE = 32
 """How many nodes report their state, or send a run's files, at the same time: each has a file open here."""
 FILES = 128
-"""Files that a runner opens beside those for its nodes, an estimate: its history, its listeners, what it imports."""
+"""Estimate of the files that a runner opens apart from those for its nodes: history, listeners, imports."""
 FILES_PER_NODE = 2
-"""The connection to a node, and a log that what it sends is appended to."""
+"""The connection to a node, and the log to which the node's records are appended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What each of an engine's nodes has at least, as its cluster reports before allocation; None if unreported.
+    """What each of an engine's nodes has at least, as the cluster reports before allocation; None if unreported.
 
-    whose: the node's name in messages. asks: the request to the cluster, a sentence. cores: logical. memory_bytes: of
-    the host. gpus: the name of each GPU. notes: for the user. implausible: the number of implausible answers, by query.
-    source: of these answers, as the metric names it.
+    whose: the node's name in messages. asks: the request to the cluster, a sentence. cores: logical. memory_bytes: the
+    host's memory. gpus: the name of each GPU. notes: for the user. implausible: the number of implausible answers, by
+    query. source: the cluster that gave these answers, as the metric names it.
     """
 
     whose: str
@@ -165,7 +165,7 @@ class Capacity:
 class AgentPlacement(Protocol):
     """Starts one agent on each node, and ends it: the only part in which cluster engines differ.
 
-    name: of the engine. nodes: their names, in order. address: of the runner, reachable from all nodes.
+    name: the engine's name. nodes: the nodes' names, in order. address: the runner's address, reachable from all nodes.
     """
 
     name: str
@@ -194,9 +194,9 @@ class ClusterEngine:
 
     runs: the runner's folder of runs, to which the nodes send their files.
     silent_s: see `AgentLink`. entrance: for agents that connect on their own; otherwise key and port are new.
-    dropped: names of nodes to leave out, whose agents are not awaited. start_limit: of its allocation.
-    tree: the source tree that agents and ranks run from, which each node is sent; None: this program's. key: shared
-    with other engines of the same agents.
+    dropped: names of nodes to leave out, whose agents are not awaited. start_limit: the allocation's limit.
+    tree: the source tree that agents and ranks run from, sent to each node; None: this program's. key: shared with
+    other engines of the same agents.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class ClusterEngine:
         self._links: dict[int, AgentLink] = {}
         self._ready: dict[int, Ready] = {}
         self._watched: set[str] = set()
-        self._used: dict[str, int] = {}  # By run: the number of nodes that have files of it.
+        self._used: dict[str, int] = {}  # By run: the number of nodes that have its files.
         self._dropped = frozenset(dropped)
         require_files(FILES + FILES_PER_NODE * len(placement.nodes), f"a runner of {len(placement.nodes)} nodes")
         sweep_in_background()
@@ -286,7 +286,7 @@ class ClusterEngine:
         return self._nodes
 
     def meet_agents(self) -> None:
-        """Wait until all agents have connected; from then on they hear from this runner while they load torch.
+        """Wait until all agents have connected; from then on they receive heartbeats while they load torch.
 
         Raises:
             InfrastructureFailed: an agent does not connect.
@@ -442,7 +442,7 @@ class ClusterEngine:
                 sync_folder(received)
         except OSError as error:
             lines.append(f"{received} cannot be synced to the disk: {error.strerror}")
-        return (*rank_places(folder, PLACES_TOLD), *lines, *_unlike_others(taking))
+        return (*rank_places(folder, PLACES_LISTED), *lines, *_unlike_others(taking))
 
     def stop(self) -> None:
         """End the agents and their ranks; a second call does nothing."""
@@ -466,7 +466,7 @@ def _place(node: ReadyNode, ranks: range) -> NodePlace:
 
 
 def _unlike_others(nodes: Sequence[ReadyNode]) -> Iterator[str]:
-    """Yield a line for all nodes that differ from most others in the same way, if that may change a measurement."""
+    """Yield a line for each group of nodes that differs from most others in a way that may change a measurement."""
     alike: dict[tuple[MachineDifference, ...], list[ReadyNode]] = {}
     for node in nodes:
         alike.setdefault(differences_of_nodes(nodes[0].ready.machine, node.ready.machine), []).append(node)
@@ -475,8 +475,8 @@ def _unlike_others(nodes: Sequence[ReadyNode]) -> Iterator[str]:
         if others is not most:
             differences = differences_of_nodes(most[0].ready.machine, others[0].ready.machine)
             words = "; ".join(f"{each.field} is {each.now} instead of {each.before}" for each in differences)
-            names = ", ".join(node.name for node in others[:PLACES_TOLD])
-            more = f" and {len(others) - PLACES_TOLD} more" if len(others) > PLACES_TOLD else ""
+            names = ", ".join(node.name for node in others[:PLACES_LISTED])
+            more = f" and {len(others) - PLACES_LISTED} more" if len(others) > PLACES_LISTED else ""
             yield f"{names}{more} differ{'s' * (len(others) == 1)} from {most[0].name}: {words}"
 
 

@@ -1,7 +1,7 @@
 """The environment of ranks: torch's settings, and private folders for code that torch, Triton and DeepSpeed compile.
 
-A setting of the user is respected. By default torch compiles into /tmp/torchinductor_USER, which another user may
-create first, and whoever can write there can run code in ranks. A folder that the user names is respected unless
+The user's settings are respected. By default torch compiles into /tmp/torchinductor_USER, which another user may create
+first, and anyone who can write there can run code in ranks. A folder that the user names is respected unless
 others can write to it.
 """
 
@@ -36,10 +36,10 @@ def environment(user: Mapping[str, str], host: str = LOOPBACK) -> dict[str, str]
 
     host: the address at which other nodes' ranks reach this node; gloo uses the interface with this address.
     """
-    # The Flight Recorder tells a hung rank from the ranks that wait for it, and records what traced steps sent.
+    # The Flight Recorder tells a hung rank from the ranks that wait for it, and records the messages of traced steps.
     variables = {"TORCH_FR_BUFFER_SIZE": "10000"}
-    # On NCCL each rank of a pipeline would warn of single messages, by which stages agree before their first step in
-    # torch 2.12; the messages of steps are batched.
+    # Without this, each rank of a pipeline on NCCL warns of unbatched messages: in torch 2.12 stages exchange some
+    # before their first step. The messages of steps are batched.
     variables["TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"] = "0"
     if DUMPS not in user:
         variables |= {DUMPS: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}

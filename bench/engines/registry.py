@@ -1,4 +1,4 @@
-"""The registry of engines, one line each, and what they have in common."""
+"""The registry of engines, and the protocols that they implement."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Engine(Protocol):
 class Allocation(Protocol):
     """The nodes on which engines are opened, one after another. Use it in a `with`: at its end it is released.
 
-    open: opens an engine with the folder of runs, without the nodes of these names; raises InfrastructureFailed if
-    the other nodes are no longer available. open_trees: opens one for each source tree, in their order, all on the same
-    nodes; agents and ranks of each run from its tree.
+    open: opens an engine with this folder of runs and without the dropped nodes; raises InfrastructureFailed if
+    the other nodes are no longer available. open_trees: opens an engine for each source tree, in order, all on the same
+    nodes; each engine's agents and ranks run from its tree.
     """
 
     def __enter__(self) -> Allocation: ...

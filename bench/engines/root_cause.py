@@ -18,7 +18,7 @@ from collectors.rank.reached import Reached
 from collectors.sample_log import Ended
 
 SENT_CHARACTERS = 8192
-"""How many characters of a rank's output are sent to the runner with its end."""
+"""How many characters of a rank's output, from its end, are sent to the runner."""
 LAST_LINES = 12
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
 """Without it, torch records no event before a collective on NCCL, so it never knows that a collective has begun."""
@@ -35,8 +35,8 @@ class RankEnd:
     the signal that killed the rank; None if the supervisor ended it.
     ended_ns: Unix time of its end. step: the step it was in.
     reached: its progress in each process group, if its flight record shows it.
-    is_moving: it had finished a step shortly before the limit, by the pace of its own steps.
-    disk: why it could not write its log. output: the end of its output. explained: what known messages in it mean.
+    is_moving: it had finished a step shortly before the limit, judged by the pace of its own steps.
+    disk: why it could not write its log. output: the end of its output. explained: what known messages mean.
     """
 
     rank: int
@@ -123,7 +123,7 @@ _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGro
 
 
 def encoded(ends: Sequence[RankEnd]) -> tuple[msgspec.Raw, ...]:
-    """Return the ends of a node's ranks for `TrialEnded`."""
+    """Return how a node's ranks ended, as JSON for `TrialEnded`."""
     shortened = (replace(end, output=end.output[-SENT_CHARACTERS:]) for end in ends)
     return tuple(msgspec.Raw(msgspec.json.encode(end)) for end in shortened)
 

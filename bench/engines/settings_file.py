@@ -24,9 +24,9 @@ Interpreter = Annotated[str, Meta(min_length=1, title="the path of an interprete
 
 
 def read_settings(path: Path | None, form: type[Settings]) -> Settings:
-    """Return the settings of a file; those of an empty one where there is none.
+    """Return the settings of a file; without a file, those of an empty one.
 
-    form: a struct that forbids unknown fields; so do its tables.
+    form: a struct that forbids unknown fields, as do its tables.
 
     Raises:
         Misuse: the file cannot be read, lacks a field, or has one that is unknown or not allowed.
@@ -43,7 +43,7 @@ SETUP_FAILED = "setup failed with code"
 
 
 def setup_lines(setup: str) -> list[str]:
-    """Return shell lines that run the user's lines without the shell's input (the key), and exit if these fail."""
+    """Return shell lines that run the user's lines, withhold the shell's input (the key), and exit if they fail."""
     return ["{", ":", setup.rstrip("\n"), "} </dev/null || {", f'  echo "{SETUP_FAILED} $?" >&2', "  exit 1", "}"]
 
 
@@ -56,13 +56,13 @@ def last_words(printed: Sequence[str]) -> str:
 
 
 def exporter_words(path: Path | None, exporter: str | None, targets: str | None) -> list[str]:
-    """Return the words of an agent's command line for its exporter and the folder of targets.
+    """Return an agent's command-line arguments for its exporter and the folder of targets.
 
-    path: of the settings, for messages. exporter: HOST:PORT at which each node serves /metrics. targets: the
-    folder (file_sd), the same on each node, since each has a file of its own in it.
+    path: the settings file, for messages. exporter: HOST:PORT at which each node serves /metrics. targets: the folder
+    for Prometheus's file_sd, shared by all nodes, each of which writes its own file there.
 
     Raises:
-        Misuse: they have another form, or no other node could reach the exporter.
+        Misuse: an argument is malformed, or no other node could reach the exporter.
     """
     if exporter is None:
         if targets is not None:

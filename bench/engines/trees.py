@@ -1,4 +1,4 @@
-"""Engines of several source trees at once: on each node, one placement starts an agent for each of them."""
+"""Engines of several source trees at once: one placement starts an agent for each tree on each node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def engines_of_trees(
 
 
 class _SharedPlacement:
-    """A placement of several engines: it starts when all have said where they listen, and stops with the last."""
+    """A placement of several engines: it starts when all of them listen, and stops with the last one."""
 
     def __init__(self, placement: AgentPlacement, engines: int) -> None:
         self.placement = placement
@@ -51,7 +51,7 @@ class _SharedPlacement:
 
     @property
     def is_started(self) -> bool:
-        """Whether all engines have said where they listen."""
+        """Whether all engines listen, so that the agents have been started."""
         return len(self._meetings) == self._engines
 
     def start(self, meeting: Meeting) -> None:

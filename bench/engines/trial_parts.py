@@ -19,7 +19,7 @@ from bench.errors import InfrastructureFailed
 from bench.rank.messages import FailureCause, Ready, TrialEnded, TrialOrder, TrialOutcome, TrialProgress
 
 PEERS_S = 5.0
-"""How long other nodes may take to end a trial that failed on one node: on gloo 1.5 s, on NCCL they never do."""
+"""How long other nodes may take to end a trial that failed on one node: gloo takes 1.5 s, NCCL never ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class ReadyNode:
 
 
 def spread(ranks: int, nodes: int) -> list[range]:
-    """Return the ranks of each node: evenly, and in their order, so that neighbours in number share a node.
+    """Return the ranks of each node, spread evenly and in order, so that consecutive ranks share a node.
 
     Example: 5 ranks over 2 nodes are [0, 1, 2] and [3, 4].
     """
@@ -49,7 +49,7 @@ class Parts:
         self._places: queue.SimpleQueue[int] = queue.SimpleQueue()  # Of nodes whose agents may have answered.
         self._running = set(range(len(nodes)))
         self._steps = [0] * len(nodes)
-        self._nodes_at = Counter(self._steps)  # How many nodes have finished so many steps.
+        self._nodes_at = Counter(self._steps)  # The number of nodes, by the steps they have finished.
         self._reported = -1
         self._ended: dict[int, TrialEnded] = {}
         self._lost: dict[int, InfrastructureFailed] = {}
@@ -69,16 +69,16 @@ class Parts:
             self._wait(lambda _: None)
             raise
         if self._lost:
-            raise next(iter(self._lost.values()))  # The first: whoever is lost later may be lost by it.
+            raise next(iter(self._lost.values()))  # The first: a later loss may be its consequence.
         return self._ended
 
     def _wait(self, progress: Callable[[TrialProgress], None]) -> None:
         """Receive reports until all parts have ended or are lost."""
         for place in self._running:
-            self._places.put(place)  # Its agent may be gone already, or an interrupted wait has taken its place.
+            self._places.put(place)  # Its agent may be gone, or an interrupted wait may have consumed its report.
         silent_s = max(node.link.silent_s for node in self._nodes)
         limit_s = time.monotonic() + max(order.limit_s for order in self._orders) + silent_s
-        end_s = math.inf  # When the remaining parts are ended.
+        end_s = math.inf  # When to end the remaining parts.
         while self._running:
             try:
                 place = self._places.get(timeout=max(0.0, min(end_s, limit_s) - time.monotonic()))

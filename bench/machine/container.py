@@ -46,7 +46,7 @@ def read_container(environment: Mapping[str, str] = os.environ, root: Path = Pat
 def own_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
     """Yield version and folder of the control groups of this process, from its own up to the root.
 
-    controller: of version 1, where each has groups of its own. root: where /proc and /sys are.
+    controller: its name in version 1, where each controller has its own groups. root: where /proc and /sys are.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -26,7 +26,7 @@ _CPU = "use --device cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """torch's build. cuda, hip: their versions, None if built without. version: of torch, None if unknown."""
+    """torch's build. cuda, hip: their versions, None if built without. version: torch's own, None if unknown."""
 
     version: str | None = None
     cuda: str | None = None
@@ -75,7 +75,7 @@ def refuse_build(torch_version: str | None, hip: str | None, gpus: int) -> Misus
 
 
 def without_cuda(torch_version: str | None, gpus: int) -> str:
-    """Return what is wrong if torch is built without CUDA on a machine whose NVML shows so many GPUs."""
+    """Return what is wrong if torch is built without CUDA on a machine whose NVML shows this many GPUs."""
     shown = f"NVML shows {plural(gpus, 'GPU')}, but " if gpus else ""
     return f"{shown}torch {torch_version} is built without CUDA"
 
@@ -162,14 +162,16 @@ def too_old(machine: Machine) -> str | None:
     """
     if machine.torch_cuda_version is None or machine.cuda_driver_version is None:
         return None
-    needed, has = (int(version.split(".")[0]) for version in (machine.torch_cuda_version, machine.cuda_driver_version))
-    if has >= needed:
+    needed, supported = (
+        int(version.split(".")[0]) for version in (machine.torch_cuda_version, machine.cuda_driver_version)
+    )
+    if supported >= needed:
         return None
     newer = f" ({_DRIVERS[needed]} or newer)" if needed in _DRIVERS else ""
     return (
         f"driver {machine.driver_version} supports CUDA up to {machine.cuda_driver_version}, but torch"
         f" {machine.torch_version} is built for CUDA {machine.torch_cuda_version}: install a newer driver{newer}, or"
-        f" a torch for CUDA {has}"
+        f" a torch for CUDA {supported}"
     )
 
 

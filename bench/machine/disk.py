@@ -13,16 +13,15 @@ from workloads.core.precision_options import is_master_kept
 from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES
 
 MOMENTS = 2
-"""AdamW's states of a weight."""
+"""The moments that AdamW keeps for each weight."""
 
 
 def checkpoint_bytes(case: Case) -> int:
     """Return the bytes of all tensors in a checkpoint: weights, AdamW's two moments, and copies that an update reads.
 
-    Weights in bf16 have 2 bytes, and their master is saved also.
-    DeepSpeed's ZeRO (stages 1 to 3) updates a copy of the weights, which is saved also. The workers of an asynchronous
-    parameter server hold weights of different age, each saved. torch's format adds less than 2 KB for each part of a
-    tensor.
+    Weights in bf16 have 2 bytes, and their master is also saved. DeepSpeed's ZeRO (stages 1 to 3) updates a copy of the
+    weights, which is also saved. The workers of an asynchronous parameter server hold weights of different ages, and
+    each worker saves its own. torch's format adds less than 2 KB for each part of a tensor.
     """
     copies = 1 + MOMENTS
     if case.strategy == "deepspeed" and int(case.options["stage"]) > 0:
@@ -35,7 +34,7 @@ def checkpoint_bytes(case: Case) -> int:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the bytes that this user can still write where a folder is or would be made; None where unknown."""
+    """Return the bytes that this user can still write where a folder is or would be made; None if unknown."""
     whole = folder.absolute()
     try:
         return shutil.disk_usage(next(place for place in (whole, *whole.parents) if os.path.lexists(place))).free

@@ -13,14 +13,14 @@ _ITSELF = frozenset({"hostname", "own_version", "commit", "is_dirty", "absent", 
 OF_A_JOB = frozenset({"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TOPOLOGY_ADDR"})
 """Variables that differ in each allocation."""
 _OF_A_GPU = frozenset({"index", "uuid", "near_cpus"})
-"""Fields that tell a GPU from the others of its node."""
+"""Fields that distinguish a GPU from the others of its node."""
 
 
 def fingerprint(machine: Machine) -> str:
     """Return 12 hex digits of the SHA-256 of the machine's hardware, software and settings.
 
-    Nodes of one kind share a fingerprint: names and serial numbers do not count. Nor does this program's commit, which
-    is recorded separately.
+    Nodes of one kind share a fingerprint: names and serial numbers do not count. This program's commit, which is
+    recorded separately, does not count either.
     """
     fields = {name: value for name, value in msgspec.to_builtins(machine).items() if name not in _ITSELF}
     fields["environment"] = {name: value for name, value in machine.environment.items() if name not in OF_A_JOB}

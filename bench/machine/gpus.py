@@ -51,8 +51,8 @@ class Gpu:
     """One GPU, or one MIG instance of it. index: NVML's index, in PCI bus order.
 
     power_limit_watts: the enforced limit. clock_limit_hertz: the highest clock of its multiprocessors.
-    near_cpus: of its NUMA node, for example "0-31,64-95", whether or not this process may use them. Older versions of
-    this program read none of the three.
+    near_cpus: the CPUs of its NUMA node, for example "0-31,64-95", whether or not this process may use them. Older
+    versions of this program read none of the three.
     """
 
     index: int
@@ -225,7 +225,7 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
 
 
 def why_numbered_otherwise(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return why CUDA numbers these GPUs in ranks otherwise than NVML; None where both agree.
+    """Return why CUDA numbers these GPUs in ranks differently from NVML; None if both agree.
 
     Ranks number them by PCI bus unless the user sets CUDA_DEVICE_ORDER (`bench.rank.gpu_of_rank`).
     """
@@ -317,7 +317,7 @@ def _named(
 
 
 def _broken(refused: Mapping[int, str]) -> str:
-    """Return which GPUs do not answer and why, as "GPU 3 does not answer (GPU is lost)"."""
+    """Return which GPUs do not answer and why, for example "GPU 3 does not answer (GPU is lost)"."""
     by_reason: dict[str, list[str]] = {}
     for index, reason in refused.items():
         by_reason.setdefault(reason, []).append(str(index))
@@ -329,7 +329,7 @@ def _broken(refused: Mapping[int, str]) -> str:
 
 
 def _withheld(withheld: int, on_node: int) -> HiddenGpus | None:
-    """Return that this process may not use some GPUs; None if it may use all."""
+    """Return how many GPUs this process may not use; None if it may use all."""
     if not withheld:
         return None
     return HiddenGpus(
@@ -343,8 +343,8 @@ def _beyond_slurm(
 ) -> HiddenGpus | None:
     """Return which of the named GPUs Slurm did not give to this process; None if there is none, or if that is unknown.
 
-    Slurm itself sets CUDA_VISIBLE_DEVICES in what it starts; a line of the user's own that comes later replaces it.
-    Where a control group withholds all other GPUs, none of them can be named, and numbers count what is left.
+    Slurm sets CUDA_VISIBLE_DEVICES in the processes that it starts, but the user may set it again later. If a control
+    group withholds all other GPUs, none of them can be named, and numbers count only the remaining GPUs.
     """
     # Elsewhere, for example in the shell of salloc, the variables describe another node.
     if "SLURMD_NODENAME" not in environment:
@@ -353,9 +353,9 @@ def _beyond_slurm(
     text = environment.get(source, "")
     if re.fullmatch(r"\d+(,\d+)*", text) is None or any(gpu.instance for gpu in named):
         return None
-    given = {int(number) for number in text.split(",")}
-    foreign = ", ".join(str(gpu.index) for gpu in named if gpu.index not in given)
-    if len(node_gpus) <= len(given) or not foreign:
+    allocated = {int(number) for number in text.split(",")}
+    foreign = ", ".join(str(gpu.index) for gpu in named if gpu.index not in allocated)
+    if len(node_gpus) <= len(allocated) or not foreign:
         return None
     variable = environment.get("CUDA_VISIBLE_DEVICES")
     setting = "is not set" if variable is None else f'is "{variable}"'

@@ -158,9 +158,9 @@ def _gpu_words(gpus: Sequence[Gpu]) -> str:
 
 
 def gpu_named(hardware: str) -> str | None:
-    """Return the name of the GPU in the words of `Machine.hardware`; None of a CPU, and of unlike GPUs.
+    """Return the name of the GPU in the words of `Machine.hardware`; None for a CPU, and for different GPUs.
 
-    Example: "8 x NVIDIA H100 80GB HBM3, as 2 nodes" is of NVIDIA H100 80GB HBM3.
+    Example: "8 x NVIDIA H100 80GB HBM3, as 2 nodes" names the NVIDIA H100 80GB HBM3.
     """
     match = re.fullmatch(r"\d+ x ([^,]+)(, as \d+ nodes)?", hardware)
     return None if match is None else match[1]

@@ -12,7 +12,7 @@ from bench.machine.machine import Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineDifference:
-    """One difference. field: its name for people. before, now: the values in words."""
+    """One difference. field: its name in messages. before, now: the values in words."""
 
     field: str
     before: str
@@ -90,13 +90,13 @@ _NAMES = {
     "memory_limit_bytes": "memory limit",
     "nodes_here": "nodes of this machine",
 }
-"""The fields of a machine that are compared one by one, each with its name for people."""
+"""The fields of a machine that are compared one by one, each with its name in messages."""
 
 
 def _fields(before: Machine, now: Machine) -> Iterator[MachineDifference]:
     for field, name in _NAMES.items():
-        was_asked = [getattr(machine, field) is not None or field in machine.absent for machine in (before, now)]
-        if field not in _LATER or all(was_asked):
+        are_recorded = [getattr(machine, field) is not None or field in machine.absent for machine in (before, now)]
+        if field not in _LATER or all(are_recorded):
             yield from _changed(name, _words(before, field), _words(now, field))
 
 
@@ -162,7 +162,7 @@ _LIMITS: tuple[tuple[str, Callable[[Gpu], str | None]], ...] = (
     ("power limit", lambda gpu: None if gpu.power_limit_watts is None else f"{gpu.power_limit_watts:.0f} W"),
     ("clock limit", lambda gpu: None if gpu.clock_limit_hertz is None else f"{gpu.clock_limit_hertz / 1e6:.0f} MHz"),
 )
-"""Limits of a GPU: the name for people, and the value in words."""
+"""Limits of a GPU: the name in messages, and the value in words."""
 
 
 def _limits(before: Machine, now: Machine) -> Iterator[MachineDifference]:

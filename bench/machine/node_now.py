@@ -21,9 +21,9 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNow:
-    """A GPU. What its driver does not report is None, with the reason in `absent` of the node.
+    """A GPU's state. A value that the driver does not report is None, with the reason in `absent` of the node.
 
-    free_bytes: of its memory. uncorrected_errors: of its memory (ECC), since the driver was loaded.
+    free_bytes: its free memory. uncorrected_errors: those of its memory (ECC), since the driver was loaded.
     pending_rows: whether rows of its memory wait for a reset to be replaced; 1 or 0. has_failed_rows: whether a row
     could not be replaced because no spare row is left.
     clock_limit_hertz: the highest clock of its multiprocessors. power_limit_watts: the enforced limit.
@@ -41,10 +41,10 @@ class GpuNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNow:
-    """A node. memory_bytes: available to new processes. disk_bytes: free space for the folders of runs.
+    """A node's state. memory_bytes: available to new processes. disk_bytes: free space for the folders of runs.
 
-    cpu_governor: of all CPUs; None if the kernel does not set clocks. small_limits: a line for each limit that is too
-    small for a rank on each GPU. absent: reasons, by names such as "gpus[1].free_bytes".
+    cpu_governor: the governors of all CPUs; None if the kernel does not set clocks. small_limits: a line for each limit
+    that is too small for a rank on each GPU. absent: reasons, by names such as "gpus[1].free_bytes".
     """
 
     memory_bytes: int

@@ -64,7 +64,7 @@ def read_placement(folder: Path) -> PlacementFile | None:
 
 
 def rank_places(folder: Path, most: int) -> Iterator[str]:
-    """Yield a line that lists the nodes of a run's ranks, at most so many, if there are several nodes."""
+    """Yield a line that lists the nodes of a run's ranks, at most `most` of them, if there are several nodes."""
     places = () if (placement := read_placement(folder)) is None else placement.nodes
     if len(places) > 1:
         words = [

@@ -82,7 +82,7 @@ HOLDERS_NAMED = 4
 class _Need:
     """The least that ranks on a device hold at the same moment.
 
-    what: its description in a message. ranks: how many of them; 0 where the need is the batch's, whoever holds it.
+    what: its description in a message. ranks: their number; 0 for what the whole batch needs, whichever rank holds it.
     """
 
     what: str
@@ -186,10 +186,10 @@ def beside_tensors(case: Case, peak: Prediction) -> int:
 
 
 def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
-    """Yield a warning where a step may not fit on a GPU, which only the step itself decides.
+    """Yield a warning if a step may not fit on a GPU, which only the step itself decides.
 
-    The cost model predicts what torch allocates; what a GPU holds besides is only estimated, so nothing is refused.
-    gpus: ranks are assigned to them in turn.
+    The cost model predicts what torch allocates, but the rest is only an estimate, so nothing is refused. gpus: ranks
+    are assigned to them in turn.
     """
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     if case.device == "cpu" or case.model is None or not sizes or microbatch_count(case) > PARTS_JUDGED:
@@ -215,15 +215,15 @@ def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
     )
 
 
-def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: str) -> None:
-    """Refuse the first need that is too large; later needs, which it may make meaningless, are then not computed."""
+def _refuse_beyond(needs: Iterable[_Need], case: Case, capacity_bytes: int, whose: str) -> None:
+    """Refuse the first need that is too large; do not compute later needs, which it may make meaningless."""
     for need in needs:
-        if need.size_bytes > there_bytes:
-            remedy = _remedy(case, need, there_bytes)
-            raise Misuse(f"{case.strategy}: {need.what}, but {whose} only {_gigabytes(there_bytes)}; use {remedy}")
+        if need.size_bytes > capacity_bytes:
+            remedy = _remedy(case, need, capacity_bytes)
+            raise Misuse(f"{case.strategy}: {need.what}, but {whose} only {_gigabytes(capacity_bytes)}; use {remedy}")
 
 
-def _remedy(case: Case, need: _Need, there_bytes: int) -> str:
+def _remedy(case: Case, need: _Need, capacity_bytes: int) -> str:
     if case.model is None:
         return f"smaller sizes (`observatory list {case.strategy}` shows the options), or fewer ranks"
     if not need.ranks:
@@ -238,9 +238,9 @@ def _remedy(case: Case, need: _Need, there_bytes: int) -> str:
         # Ranks that share the states of one model hold as much together, however many they are.
         return "a smaller shape" if is_shared or case.ranks == 1 else "a smaller shape, or fewer ranks"
     # One rank is too much for its device: only more ranks can help, if they hold less each.
-    if spec.gathered_bytes(case, 0) > there_bytes:
+    if spec.gathered_bytes(case, 0) > capacity_bytes:
         return "a smaller shape, or three_d, which also divides what is gathered"
-    if spec.gathered_bytes(case, 0) + spec.unreduced_bytes(case, 0) > there_bytes and "reduce" in case.options:
+    if spec.gathered_bytes(case, 0) + spec.unreduced_bytes(case, 0) > capacity_bytes and "reduce" in case.options:
         return "option reduce=each, or a smaller shape"
     return "a smaller shape, or more ranks" if is_shared else "a smaller shape, or a strategy that shards it"
 
@@ -271,7 +271,7 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         what = "sharded states, and gradients that are whole until the last microbatch reduces them, of"
         yield _need(what, "take", ranks, kept_bytes + gathered_bytes + unreduced_bytes)
     if case.device != "cpu":
-        return  # On a GPU the peak is warned of: see `warn_of_memory`.
+        return  # On a GPU, `warn_of_memory` compares the peak.
     if len(ranks) == case.ranks:
         yield _tokens(case)
     peak = spec.peak(case) if microbatch_count(case) <= PARTS_JUDGED else None
@@ -283,9 +283,9 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
 
 
 def _tokens(case: Case) -> _Need:
-    """Return what all ranks together hold of a microbatch, however they share it.
+    """Return the memory of a microbatch, which all ranks hold together, however they share it.
 
-    It has token indices, residual stream and logits, of which a loss in chunks has one chunk at a time.
+    It consists of token indices, residual stream and logits, of which a loss in chunks holds one chunk at a time.
     """
     shape = case.shape
     tokens = shape.batch * shape.sequence // microbatch_count(case)

@@ -1,7 +1,8 @@
 """Folders for temporary files: locked while their process lives, removed afterwards, and swept if it was killed.
 
-All are in TMPDIR, have one of our prefixes and a lock that holds the name of its host. Its process holds the lock until
-it ends, however it ends. What has no such lock is swept only when nothing in it has changed for days.
+Each is in TMPDIR, has one of our prefixes, and has a lock file that contains the name of its host. The folder's process
+holds the lock until it ends, however it ends. A folder without our lock is swept only when nothing in it has changed
+for days.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ CONTENTS: dict[Prefix, str] = {
     "ray-": "a Ray cluster and its token",
 }
 SHARED_PREFIXES: tuple[Prefix, ...] = ("pymp-", "ray-")
-"""Other programs' folders begin alike: one without our lock is not ours."""
+"""Prefixes that other programs also use: a folder without our lock is not ours."""
 LOCK = "lock"
 UNLOCKED_S = 7 * 86_400.0
-"""How long nothing in a folder without our lock must have changed before it is swept: the lock may be about to come,
-and earlier versions of this program had none."""
+"""How long a folder without our lock must stay unchanged before it is swept: its process may be about to lock it, and
+earlier versions of this program had no locks."""
 
 
 class TemporaryFolder:
-    """A new folder of this kind in the folder for temporary files. Use it in a `with`, or close it.
+    """A new folder with this prefix in the folder for temporary files. Use it in a `with`, or close it.
 
     within: another folder to make it in.
 
     Raises:
-        InfrastructureFailed: it cannot be made, for example as the disk is full.
+        InfrastructureFailed: it cannot be made, for example because the disk is full.
     """
 
     def __init__(self, prefix: Prefix, within: str | None = None) -> None:
@@ -119,7 +120,7 @@ def lock_new(folder: Path) -> int:
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
-            while not try_lock(lock):  # A sweep holds it for a moment, and removes nothing before the host is there.
+            while not try_lock(lock):  # A sweep holds it briefly, and removes nothing without a host's name.
                 time.sleep(0.01)
         except OSError:  # The file system has no locks: without a host's name, the folder counts as unlocked.
             return lock
@@ -132,9 +133,9 @@ def lock_new(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """A folder that a sweep came across.
+    """A folder that a sweep found.
 
-    left: why it is still there; None where it was removed, or would be. has_failed: it should have been removed.
+    left: why it is still there; None if it was removed, or would be. has_failed: it should have been removed.
     """
 
     path: Path
@@ -144,7 +145,7 @@ class Swept:
 
 
 def sweep(*, is_dry: bool = False) -> list[Swept]:
-    """Remove this user's folders in TMPDIR whose process has ended; return these and those that were left, by name.
+    """Remove this user's folders in TMPDIR whose process has ended; return removed and remaining folders, by name.
 
     is_dry: only return what would be removed.
     """
@@ -165,8 +166,7 @@ def sweep(*, is_dry: bool = False) -> list[Swept]:
 
 
 def sweep_in_background() -> None:
-    """Sweep in a thread: what a killed process has left may be large. A sweep that is cut short goes on with the next
-    one."""
+    """Sweep in a thread, because leftovers may be large. If the sweep is cut short, the next one continues it."""
     threading.Thread(target=_sweep_quietly, name="sweeping leftovers", daemon=True).start()
 
 
@@ -200,7 +200,7 @@ def _sweep(path: Path, prefix: Prefix, *, is_dry: bool) -> str | None:
 
 @contextmanager
 def _lock_of(folder: int) -> Iterator[int | None]:
-    """Give the descriptor of an open folder's lock; None where it has none."""
+    """Yield the descriptor of an open folder's lock; None if it has none."""
     try:
         lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
@@ -234,16 +234,16 @@ def _why_left(path: Path, prefix: Prefix, lock: int | None) -> str | None:
 
 
 def _changed_s(folder: Path) -> float:
-    """Return the Unix time at which anything in a folder changed last."""
+    """Return the Unix time of the last change in a folder."""
     entries = (Path(parent, name) for parent, *names in os.walk(folder) for name in (*names[0], *names[1]))
     return max(path.lstat().st_mtime for path in (folder, *entries))
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last, so that a removal that is cut short is taken up again.
+    """Remove a folder, its lock last, so that another sweep completes a removal that is cut short.
 
     Raises:
-        OSError: something in it cannot be removed; the rest is.
+        OSError: something in it cannot be removed; the rest was removed.
     """
     problem: OSError | None = None
     for path in folder.iterdir():

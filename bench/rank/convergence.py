@@ -1,9 +1,9 @@
 """One rank of a convergence check: trains its case, and writes evidence of what each step used and computed.
 
-Nothing here is timed: fingerprints cost more than small steps. A check changes two things in a training, which the
-reference training does not know: faults that it must find, and a layer after the embedding of a model that is already
-built. The layer normalises over the batch: it alone makes a result depend on the other sequences of the batch.
-Dimensions: b sequences of a rank, s sequence, d width.
+Nothing here is timed: fingerprints cost more than small steps. A check adds two things that other trainings lack:
+faults that it must find, and a layer after the embedding of the finished model. The layer normalises over the batch;
+without it, a result does not depend on the other sequences of the batch. Dimensions: b sequences of a rank, s sequence,
+d width.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def add_batch_norm(model: nn.Module, check: Check) -> None:
 class BatchNorm(nn.Module):
     """Subtracts each channel's mean and divides by its deviation; without weights and running statistics.
 
-    Mean and variance belong to the full batch, of which all ranks have equal shares, or to this rank's share alone.
+    Mean and variance are those of the full batch, of which all ranks have equal shares, or of this rank's share only.
     Source: Ioffe and Szegedy 2015, Batch normalization, algorithm 1; over all ranks: Peng et al. 2018, MegDet.
     """
 
@@ -84,7 +84,7 @@ class BatchNorm(nn.Module):
         self.is_global = is_global
 
     def forward(self, x_bsd: Tensor) -> Tensor:
-        """Return the normalised stream, computed in float32 and in the precision that it came in."""
+        """Return the normalised stream, computed in float32, in the precision of the input."""
         stream_dtype, x_bsd = x_bsd.dtype, x_bsd.float()
         moments_2d = torch.stack((x_bsd.mean(dim=(0, 1)), x_bsd.square().mean(dim=(0, 1))))
         if self.is_global and dist.get_world_size() > 1:
@@ -151,8 +151,8 @@ def steps_with_evidence(
     assert check is not None, "only checks record evidence"
     for step in range(case.steps):
         # This rank's part of each weight, by the weight's name in `single`. Empty weights are skipped: an engine with
-        # its own sharding leaves them behind, and a server holds nameless ones. Where bf16 weights are rounded from a
-        # master, updates are those of the master: rounding hides the small ones.
+        # its own sharding leaves them behind, and a server holds nameless ones. If bf16 weights are rounded from a
+        # master, updates are those of the master, because rounding hides small ones.
         weights = masters_of(workload) or {
             plain_name(name): weight for name, weight in workload.model.named_parameters() if weight.numel()
         }
@@ -184,7 +184,7 @@ def steps_with_evidence(
 
 
 def masters_of(workload: Workload) -> dict[str, Tensor]:
-    """Return the fp32 masters that this rank updates, by the names of their weights; empty without any."""
+    """Return the fp32 masters that this rank updates, by the names of their weights; empty if there are none."""
     if not isinstance(workload, KeepsMaster):
         return {}
     names = {weight: plain_name(name) for name, weight in workload.model.named_parameters()}
@@ -192,7 +192,7 @@ def masters_of(workload: Workload) -> dict[str, Tensor]:
 
 
 def fingerprints_of_sequences(tokens_bs: Tensor) -> list[str]:
-    """Return a fingerprint of each sequence; equal sequences have equal ones. tokens_bs: on the CPU."""
+    """Return a fingerprint of each sequence, the same for equal sequences. tokens_bs: on the CPU."""
     return [blake2b(row_s.tobytes(), digest_size=FINGERPRINT_BYTES).hexdigest() for row_s in tokens_bs.numpy()]
 
 

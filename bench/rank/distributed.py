@@ -39,7 +39,7 @@ ABORT_S = 2.0
 
 
 class Cuda(Protocol):
-    """What a rank uses of the module `torch.cuda`."""
+    """The functions of `torch.cuda` that a rank uses."""
 
     def init(self) -> None: ...
     def device_count(self) -> int: ...
@@ -49,7 +49,7 @@ class Cuda(Protocol):
 
 
 class Groups(Protocol):
-    """What a rank uses of the module `torch.distributed`."""
+    """The functions of `torch.distributed` that a rank uses."""
 
     def init_process_group(
         self,
@@ -104,7 +104,7 @@ class TrialLog:
 class Membership:
     """A rank's membership in the group that it has joined.
 
-    device: of the rank. store: where the ranks met.
+    device: the rank's device. store: the store in which the ranks met.
     """
 
     def __init__(self, device: torch.device, store: Store, backend: str) -> None:
@@ -203,7 +203,7 @@ def _refuse_object(*_: object) -> NoReturn:
 
 
 def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
-    """Return the rank's device, made the current one before anything is allocated.
+    """Make the rank's device the current one before anything is allocated; return it.
 
     Raises:
         NoDevice: CUDA shows this process no GPU.
@@ -225,7 +225,7 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
 
 
 def _refuse_shared(order: RankOrder, store: Store, device: torch.device, cuda: Cuda) -> None:
-    """Refuse a GPU that another rank has taken. The ranks tell by UUIDs: each may see its own GPU as number 0.
+    """Refuse a GPU that another rank has taken. Ranks compare UUIDs, because each may see its own GPU as number 0.
 
     Raises:
         NoDevice: another rank has it.

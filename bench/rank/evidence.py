@@ -18,7 +18,7 @@ Sketch = tuple[float, float]
 class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence of one step of one rank.
 
-    loss: of the rank's own sequences; None if the rank computes none, or if it is not finite.
+    loss: the loss on the rank's own sequences; None if the rank computes none, or if it is not finite.
     is_finite: False if the loss is not finite.
     learning_rates: one for each parameter group of the optimizer; empty if the rank updates nothing.
     sequences: a fingerprint of each sequence that the rank read.
@@ -27,8 +27,8 @@ class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     weights: a fingerprint of all weights before the step; None if the rank holds only some.
     initial: in the first step only: by weight, a sketch of the whole weight before training.
     gradients: by weight, a sketch of the whole gradient that the optimizer used, after clipping; only if finite.
-    gradient_norm: of all gradients before clipping; None if the rank computed none, or if it is not finite.
-    updates: by weight of which the rank holds all or a part: a sketch of the change of the whole weight.
+    gradient_norm: the norm of all gradients before clipping; None if the rank computed none, or if it is not finite.
+    updates: for each weight that the rank holds at least in part, a sketch of the whole weight's change.
     """
 
     step: int

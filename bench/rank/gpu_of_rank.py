@@ -1,12 +1,12 @@
-"""Which of the GPUs that a process sees is a rank's, and the cores that the rank is bound to: decided here alone.
+"""Decides which GPU a rank takes of those that its process sees, and the cores that the rank is bound to.
 
-Two libraries number GPUs. CUDA counts from 0 what it shows to a process: a task to which a scheduler gave the node's
-GPU 3 sees it as 0. NVML counts all GPUs of the node. A rank takes its GPU by CUDA's number, and is joined to what NVML
-reports about that GPU by the UUID.
+CUDA and NVML number GPUs differently. CUDA numbers the GPUs that it shows to a process from 0: if a scheduler gave a
+task the node's GPU 3, the task sees it as 0. NVML counts all GPUs of the node. A rank takes its GPU by CUDA's number,
+and finds NVML's data about this GPU by the UUID.
 
 A rank is bound to the CPUs of its GPU's NUMA node, as far as this process may use them, before it starts CUDA or a
-thread. Memory has no policy of its own: Linux gives a page to the NUMA node of the thread that first writes it, which
-is then the GPU's, and to another node where that one is full.
+thread. Memory needs no policy of its own: Linux places a page on the NUMA node of the thread that first writes it,
+which is then the GPU's, or on another node if that one is full.
 Not covered: the threads of a library that the user binds, for example by OMP_PROC_BIND. Imports no torch.
 """
 
@@ -25,22 +25,22 @@ from bench.machine.cpu_list import parse, written
 from bench.machine.gpus import Gpu
 
 CUDA_ORDER = "CUDA_DEVICE_ORDER"
-"""Variable by which CUDA orders GPUs: by speed, or as NVML does. The two differ where a node's GPUs do."""
+"""Variable that determines CUDA's order of GPUs: by speed, or as in NVML. They differ if a node's GPUs differ."""
 
 
 def cuda_number(local_rank: int, count: int) -> int:
-    """Return CUDA's number of a rank's GPU, where CUDA shows this many to the rank's process.
+    """Return CUDA's number of a rank's GPU. count: how many GPUs CUDA shows to the rank's process.
 
-    A rank that sees all GPUs of its node takes the one of its own place. A rank that sees fewer, for example only its
-    own, takes one of those.
+    A rank that sees all GPUs of its node takes the GPU with its own local number. A rank that sees fewer, for example
+    only its own GPU, takes one of those.
     """
     return local_rank % count
 
 
 class RankGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's GPU, or MIG instance, by NVML.
+    """A rank's GPU or MIG instance, as NVML describes it.
 
-    uuid: with NVML's "GPU-" or "MIG-". near_cpus: see `Gpu`. reason: why these are not known.
+    uuid: with NVML's "GPU-" or "MIG-". near_cpus: see `Gpu`. reason: why near_cpus is unknown.
     """
 
     uuid: str
@@ -59,7 +59,7 @@ class RankGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_of_rank(case: Case, local_rank: int, gpus: Sequence[Gpu], absent: Mapping[str, str]) -> RankGpu | None:
-    """Return the GPU of a rank; None on a CPU, and where NVML shows none.
+    """Return the GPU of a rank; None on a CPU, and if NVML shows none.
 
     gpus: those that CUDA shows to the rank's process, in its order. absent: what NVML does not report, and why.
     """
@@ -84,8 +84,8 @@ class Binding:
 def prepare(case: Case, gpu: RankGpu | None) -> Binding:
     """Prepare this process for the rank's GPU: order CUDA's numbers as NVML's, and bind all threads to its cores.
 
-    Call it before the process starts CUDA, and before it starts threads of its own. Whatever prevents a binding leaves
-    the process as it was.
+    Call it before the process starts CUDA, and before it starts threads of its own. If the process cannot be bound, it
+    stays as it was.
     """
     if case.device == "cpu":
         return Binding()
@@ -109,9 +109,9 @@ def prepare(case: Case, gpu: RankGpu | None) -> Binding:
 
 
 def confirmed(binding: Binding, gpu: RankGpu | None, cuda_uuid: str | None) -> Binding:
-    """Return the binding, or undo it if CUDA computes on another GPU than NVML has at the rank's place.
+    """Return the binding, or undo it if CUDA computes on a GPU other than the one that NVML has for the rank.
 
-    cuda_uuid: of the GPU that CUDA took; None if CUDA does not start.
+    cuda_uuid: the UUID of the GPU that CUDA took; None if CUDA does not start.
     """
     if binding.cpus is None or gpu is None or gpu.is_instance or cuda_uuid in (None, gpu.cuda_uuid):
         return binding

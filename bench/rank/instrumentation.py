@@ -98,7 +98,7 @@ class PhaseMarks:
 class Instrumentation:
     """Measures a rank in extra steps. Every rank of a run makes the same measurements in the same steps.
 
-    marks: of the workload's phases. train_step: runs a step like the measured ones.
+    marks: the marks of the workload's phases. train_step: runs a step like the measured ones.
     """
 
     order: RankOrder
@@ -217,7 +217,7 @@ class Instrumentation:
         self.log.reading("memory", samples)
 
     def _live_tensors(self) -> list[Sample]:
-        if self.order.case.options["compile"] != "none":  # All ranks or none: a server's model has no block.
+        if self.order.case.options["compile"] != "none":  # All ranks agree: a server's model has no block.
             self.log.note("live tensor bytes are absent: compiled blocks allocate memory that no tensor shows")
             return []
         live = []
@@ -235,7 +235,7 @@ class Instrumentation:
         return live + self._samples_of_stages()
 
     def _allocations_of_stages(self) -> list[Sample]:
-        """Return what stages hold by CUDA's allocator, which counts when the host queues work and never waits."""
+        """Return what stages hold by CUDA's allocator, which counts when the host queues work, without waiting."""
         if not isinstance(self.workload, RunsStages):
             return []
         self._follow_stages(partial(torch.cuda.memory_allocated, self.device))
@@ -243,7 +243,7 @@ class Instrumentation:
         return self._samples_of_stages()
 
     def _follow_stages(self, held_bytes: Callable[[], int]) -> None:
-        """Begin to follow what each pipeline stage holds, if there are any. held_bytes: returns the current bytes."""
+        """Begin to follow the memory of each pipeline stage, if any. held_bytes: returns the current bytes."""
         if isinstance(self.workload, RunsStages):
             self._stages = StageMemory(held_bytes)
             self.workload.mark_actions(self._stages.mark)

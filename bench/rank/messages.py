@@ -1,6 +1,6 @@
 """Messages between runner and agent, and orders from agent to ranks: typed JSON.
 
-A change of a message between runner and agent raises `bench.engines.wire.PROTOCOL`.
+After a change of a message between runner and agent, raise `bench.engines.wire.frames.PROTOCOL`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUPS_MADE = "groups made"
 
 
 RunId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,127}\Z")]
-"""The id of a run, which is also its folder's name; it cannot contain a path."""
+"""The ID of a run, which is also its folder's name; it cannot contain a path."""
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """A key-value store in which ranks of several nodes meet for one trial. prefix: of the trial's keys."""
+    """A key-value store in which ranks of several nodes meet for one trial. prefix: the prefix of its keys."""
 
     host: str
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -55,7 +55,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 class RankOrder(_Order, frozen=True, kw_only=True):
     """Agent to rank: one rank's part in one trial.
 
-    gpu: the rank's; None on a CPU, and where NVML shows none.
+    gpu: the rank's GPU; None on a CPU, and if NVML shows none.
     folder: where the rank writes rank<k>.jsonl and rank<k>.err.
     store: the key-value store in which the ranks of this trial meet; if all are on this node, the path of a file in a
     folder that nobody else can enter.
@@ -76,7 +76,7 @@ class RankOrder(_Order, frozen=True, kw_only=True):
 class TrialOrder(_Order, frozen=True, kw_only=True, tag="trial"):
     """Runner to agent: measure this case once, with fresh ranks, within the limit.
 
-    It contains only the run's id: the agent knows the folder of runs. It carries no code, and no path except a store's.
+    It contains only the run's ID: the agent knows the folder of runs. It carries no code, and no path except a store's.
     node: the number of the agent's node in the run. first_rank, local_ranks: the node runs this many of the case's
     ranks, beginning with first_rank; None for all that follow. store: where the ranks of all nodes meet: a file if the
     nodes are simulated on one machine; None on one node, where the agent chooses a file.
@@ -115,7 +115,7 @@ class SendFiles(
 ):
     """Runner to agent: send what the node's ranks wrote for this run, and release its folder; the case has ended.
 
-    again: logs of which the runner lost what it was sent; they are sent whole.
+    again: logs of which the runner lost a part; they are sent whole.
     """
 
     run: RunId
@@ -127,8 +127,8 @@ class WatchFiles(
 ):
     """Runner to agent: begin, or stop, sending what is appended to the run's logs, once a second.
 
-    all_ranks: False to send of the ranks' logs only those of the slowest and of the newest one; the rest follows when
-    the case has ended.
+    all_ranks: if False, send only the logs of the ranks with the fewest and the most steps; the others follow when the
+    case has ended.
     """
 
     run: RunId
@@ -190,7 +190,7 @@ class FailureCause:
     kind: "agent" is a failure of the node and not of the workload: of its agent, its forkserver, or a rank's GPU.
     rank: the root cause, the rank that failed first and by itself; None if no rank can be singled out.
     step: the step the rank was in. text: what happened to the rank. last_lines: the end of its rank<k>.err.
-    explained: what known messages in it mean, a line each (bench/engines/node/known_messages.toml).
+    explained: what known messages in it mean, one line each (bench/engines/node/known_messages.toml).
     """
 
     kind: Literal["killed", "error", "left", "hung", "limit", "disk", "interrupted", "agent"]
@@ -204,7 +204,7 @@ class FailureCause:
 class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trial_ended"):
     """Agent to runner: the trial has ended, and all its ranks on this node are gone.
 
-    ends: the `RankEnd` of each rank if other nodes have ranks too, so that the runner finds the cause among all.
+    ends: the `RankEnd` of each rank if other nodes also have ranks, so that the runner can find the cause among all.
     """
 
     run: RunId
@@ -227,7 +227,7 @@ class AgentNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class LogTail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bytes that were appended to a log. start: as in `FilePiece`. size: how many there are in `LogTails.data`."""
+    """Bytes that were appended to a log. start: as in `FilePiece`. size: their number in `LogTails.data`."""
 
     name: FileName
     start: Annotated[int, msgspec.Meta(ge=0)]
@@ -235,7 +235,7 @@ class LogTail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class LogTails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="log_tails"):
-    """Agent to runner: what was appended to a node's logs, one behind the other and compressed by zlib.
+    """Agent to runner: what was appended to a node's logs, concatenated and compressed by zlib.
 
     No byte of a log is sent twice: `FileSent` follows the last tail.
     """
@@ -260,7 +260,7 @@ class FilePiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FileSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file_sent"):
-    """Agent to runner: all pieces of the file were sent. size, sha256: of the whole file."""
+    """Agent to runner: all pieces were sent. size, sha256: those of the whole file."""
 
     run: RunId
     name: FileName

@@ -48,7 +48,7 @@ def run_probe(order: RankOrder, log: TrialLog) -> None:
     is_logged = case.backend == "nccl" and case.trials > 1 and order.trial == 0
     mark: Mark = "nccl_log" if is_logged else "probe"
     path = Path(order.folder) / f"rank{order.rank}.nccl.log"
-    if is_logged and order.rank == 0:  # NCCL writes on rank 0 alone.
+    if is_logged and order.rank == 0:  # NCCL writes on rank 0 only.
         nccl_log.ask(path)  # Before NCCL starts: it reads its settings once.
 
     def record(figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints between the measured steps of a trial: saved, timed, and removed again.
 
-A save lies between two measured steps and is no part of either. While a save in the background writes, extra steps run,
-which do not count as measured: their time says what writing costs training.
+A save lies between two measured steps and is part of neither. While a background save writes, extra steps run that do
+not count as measured: their time shows how much writing slows training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def checkpoint_folder(run: Path, trial: int) -> Path:
 class Saver:
     """Saves the checkpoints of a rank in one trial. All ranks call it in the same steps.
 
-    train: runs this many extra steps, and logs those that begin while the function that it is passed returns true.
+    train: runs this many extra steps, and logs those that begin while the given function returns true.
     """
 
     order: RankOrder
@@ -56,14 +56,14 @@ class Saver:
         return checkpoint_folder(Path(self.order.folder), self.order.trial)
 
     def save(self) -> None:
-        """Save a checkpoint in place of the one before, and log what it took.
+        """Save a checkpoint in place of the previous one, and log its times and size.
 
         Raises:
             DiskFull: a rank's disk has no room.
-            Exception: whatever else made the save fail. What this rank had written is removed by then.
+            Exception: any other reason why the save failed. This rank's files have been removed by then.
         """
         case, rank = self.order.case, self.order.rank
-        remove(self.folder, rank)  # Before the next one, so that the disk needs room for one.
+        remove(self.folder, rank)  # First, so that the disk needs room for only one.
         wait_for_all(self.device)
         begun_ns = time.perf_counter_ns()
         try:
@@ -75,7 +75,7 @@ class Saver:
             saved.result()
         except Exception as error:
             needed = checkpoint_bytes(self.workload)
-            remove(self.folder, rank)  # The log needs room, too.
+            remove(self.folder, rank)  # The log also needs room.
             if as_full_disk(error) is not None:
                 raise DiskFull(self._advice(needed)) from error
             raise
@@ -95,9 +95,9 @@ class Saver:
             remove(self.folder, self.order.rank)
 
     def _train_until(self, saved: Future[None]) -> int:
-        """Run steps until all ranks know that all is written; return when this rank knew, by the host's clock.
+        """Run steps until all ranks have written; return when this rank had written, by the host's clock.
 
-        The ranks agree after 1, 2, 4 ... steps, so that the device waits seldom for their agreement.
+        The ranks ask each other after 1, 2, 4 ... steps, so that the device seldom waits for the answer.
         """
         ends_ns: list[int] = []
         saved.add_done_callback(lambda _: ends_ns.append(time.perf_counter_ns()))

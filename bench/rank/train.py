@@ -117,7 +117,7 @@ class TrainingLoop:
         self._train(case.warm_up, "warm_up", recorder)
         wait_for_all(device)
 
-        # The measured steps, in groups between which a checkpoint is saved or a profiler window lies.
+        # The measured steps, in groups. Checkpoints and profiler windows lie between the groups.
         saver = self._make_saver(recorder)
         trace_every, save_every = self.order.instrumentation.trace_every, case.save_every
         done = 0
@@ -140,7 +140,7 @@ class TrainingLoop:
         instrumentation.measure_memory()
 
     def _make_saver(self, recorder: StepRecorder) -> Saver | None:
-        """Make what saves checkpoints, if the case has any."""
+        """Return the `Saver` of checkpoints; None if the case saves none."""
         if self.order.case.save_every is None:
             return None
         return Saver(
@@ -154,7 +154,7 @@ class TrainingLoop:
     def _train(
         self, steps: int, mark: Mark, recorder: StepRecorder, *, is_counted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Run this many consecutive steps, and log each at whose begin `is_counted` is true."""
+        """Run this many consecutive steps; log those at whose beginning `is_counted` returns true."""
         recorder.start()
         for number in range(steps):
             is_logged = is_counted()
@@ -189,7 +189,7 @@ class StepRecorder:
         *,
         sequences: int,
     ) -> None:
-        """sequences: of the rank, in each step."""
+        """sequences: how many sequences the rank has in each step."""
         self._rank = order.rank
         self._log = log
         self._marks = marks
@@ -206,7 +206,7 @@ class StepRecorder:
         )
         self._tokens = 0.0
         self._is_loss_finite = True
-        # Samples of finished steps whose times are not known yet; None of a step that is not logged.
+        # Samples of finished steps whose times are not known yet; None for a step that is not logged.
         self._ended: deque[list[Sample] | None] = deque()
         self._begun_ns = 0  # When the recorder began to work on the last step.
         self._observer_ns = 0  # How long it worked on the last step.
@@ -221,7 +221,7 @@ class StepRecorder:
 
         is_logged: whether the step is logged.
         """
-        # In this step: reading memory in its phases, and writing the step before it.
+        # What observing cost in this step: reading memory in its phases, and writing the step before it.
         observer_ns = self._observer_ns + self._marks.take_reading_ns()
         self._begun_ns = time.perf_counter_ns()
         norm = self._workload.gradient_norm() if isinstance(self._workload, KnowsNorm) else None

@@ -1,6 +1,6 @@
 """The process of one rank in one trial: its start, the thread that obeys the supervisor, and its end.
 
-Every engine starts ranks here. By hand, torchrun or a debugger starts them in bench/session/torchrun.py.
+Every engine starts ranks here. bench/session/torchrun.py starts them by hand, with torchrun or in a debugger.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from workloads.options import check_of
 def serve(order_json: bytes, pipe: Connection) -> NoReturn:
     """Run a forked rank from start to end; never returns.
 
-    pipe: to the supervisor. Its end of file means that the supervisor is gone; then this rank ends its process group.
+    pipe: connects to the supervisor. Its end of file means that the supervisor is gone; this rank then ends its process
+    group.
     """
     os.setsid()
     order = msgspec.json.decode(order_json, type=RankOrder)
@@ -124,7 +125,7 @@ ENTRIES_PRINTED = 5
 """The number of flight record entries that a rank prints if it hangs or gave up waiting for a peer."""
 
 GAVE_UP_WAITING = "Timed out waiting"
-"""Gloo's error when a peer's message has not come in time: such a rank ends before it is asked for stacks."""
+"""Gloo's error when a peer's message did not arrive in time; such a rank ends before it is asked for stacks."""
 
 
 def dump_flight_record(order: RankOrder, *, is_printed: bool = False) -> None:

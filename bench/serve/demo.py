@@ -27,7 +27,7 @@ from collectors.prometheus.exposition import Exemplar, Histogram, Observations, 
 from collectors.prometheus.http_server import Server, ServerConfig
 from collectors.sockets import CannotListen
 
-# Collectors of a node whose GPUs are a recording that never ends, and whose host is this machine.
+# Collectors of a node whose GPUs are an endless recording, and whose host is this machine.
 
 NOTICE = (
     "this is a demonstration: the GPUs are a recording; the run, the results, the suites and InfiniBand ports called"
@@ -36,7 +36,7 @@ NOTICE = (
 
 
 _IN_A_POD, _IN_A_JOB = 5000, 5001
-"""The recorded processes on the slices of the GPU that MIG split; those on whole GPUs are the made-up run's ranks."""
+"""The recorded processes on slices of the GPU split by MIG; those on whole GPUs are the made-up run's ranks."""
 
 
 def made_owner(pid: int) -> ProcessOwner:
@@ -56,17 +56,17 @@ def open_recorded_collectors(polling: PollingConfig = USUAL) -> tuple[NodeCollec
     return open_collectors(polling, openers)
 
 
-# A made-up run: one rank on each sound GPU of the recorded node, all as slow as the one that grows hot.
+# A made-up run: one rank on each healthy GPU of the recorded node, all as slow as the rank on the GPU that grows hot.
 
 RUN = "demonstration"
 STRATEGY, SERIES, SLOT, HOST = "ddp", "demonstration-ddp", "0", "demonstration"
 RANKS, _FIRST_PID = 6, 4000
-"""The recorded node has two GPUs more: one falls off the bus, one is split by MIG."""
+"""The recorded node has two more GPUs: one falls off the bus, one is split by MIG."""
 LAP_S = 600.0
 HOT_S, COOL_S = 240.0, 360.0
 STEP_S, HOT_STEP_S = 0.5, 0.62
 LONG_RATIO, LONG_EACH = 1.3, 64
-"""How much longer one step in so many takes; the newest step of the other metrics is never one of these."""
+"""How much longer one step in LONG_EACH takes; the newest step of the other metrics is never a long one."""
 STEP_TOKENS = 32_768
 _PHASES = {"data": 0.01, "forward": 0.29, "backward": 0.61, "optimizer": 0.06}
 """Share of each phase in a step; the rest is waiting."""
@@ -79,23 +79,23 @@ _GIB = 1 << 30
 _STATE = {"parameters": 13 * _GIB, "gradients": 13 * _GIB, "optimizer": 26 * _GIB}
 _ALLOCATED, _PEAK, _RESERVED = 54 * _GIB, 97 * _GIB, 104 * _GIB
 _ACTIVE, _INACTIVE_SPLIT = _ALLOCATED + _GIB // 4, 3 * _GIB
-"""Active is what is allocated plus what messages under way still hold; inactive split is the fragmentation."""
+"""Active: allocated memory plus what pending messages still hold. Inactive split: the fragmentation."""
 _CONTEXT = _GIB // 2
-"""What the driver counts for a process beyond what torch reserves."""
+"""What the driver counts for a process in addition to torch's reserved memory."""
 _PHASE_PEAKS = {"data": 54 * _GIB, "forward": 91 * _GIB, "backward": 97 * _GIB, "optimizer": 81 * _GIB}
 
 
 def watched(samples: Iterable[Owned]) -> Iterator[Owned]:
-    """Yield the samples of the recorded node; those of the ranks' processes with run and rank."""
+    """Yield the samples of the recorded node; add run and rank to those of the ranks' processes."""
     ranks = {(HOST, str(_FIRST_PID + rank)): (RUN, str(rank)) for rank in range(RANKS)}
     for sample in with_ranks((sample for sample, _ in samples), ranks, host=HOST):
         yield sample, {}
 
 
 def made_ranks(at_s: float, begun_s: float = 0.0) -> Iterator[Owned]:
-    """Yield the made-up run, and its ranks' newest step, traced step and memory, so long after its begin.
+    """Yield the made-up run, and its ranks' newest step, traced step and memory.
 
-    begun_s: Unix time of that begin.
+    at_s: time since the run began. begun_s: Unix time of the beginning.
     """
     of_case = {**_case_labels(STRATEGY, RANKS), "nodes": "1", "suite": "", "case": "", "commit": ""}
     yield agent.RUN_INFO.at(1, run=RUN, slot=SLOT, series=SERIES, **of_case), {}
@@ -119,16 +119,16 @@ def _case_labels(strategy: str, ranks: int, *, shape: str = "8b", device: str = 
 
 
 def steps_by(at_s: float) -> float:
-    """Return the steps since the run began; the GPU is hot, and steps are slow, from HOT_S to COOL_S of each lap.
+    """Return the steps since the run began. From HOT_S to COOL_S of each lap the GPU is hot, and steps are slow.
 
-    After 300 s, 60 s of them hot: 60 / 0.62 + 240 / 0.5 = 576.8 steps.
+    Example: after 300 s, of which 60 s are hot, 60 / 0.62 + 240 / 0.5 = 576.8 steps.
     """
     hot_s = _hot_s(at_s)
     return hot_s / HOT_STEP_S + (at_s - hot_s) / STEP_S
 
 
 def _hot_s(at_s: float) -> float:
-    """Return for how long the GPU has been hot since the run began."""
+    """Return how long the GPU has been hot since the run began."""
     laps, into_s = divmod(at_s, LAP_S)
     return laps * (COOL_S - HOT_S) + min(max(into_s - HOT_S, 0.0), COOL_S - HOT_S)
 
@@ -138,12 +138,12 @@ def _step_s(at_s: float) -> float:
 
 
 def _of_rank(rank: int) -> float:
-    """Return how long a step of a rank takes, as a share of the middle one's."""
+    """Return how long a step of a rank takes, relative to the middle rank's."""
     return 1 + (rank - RANKS / 2) / 1e3
 
 
 def _durations(at_s: float, begun_s: float) -> Histogram:
-    """Return how long the steps of all ranks took since the run began; exemplars are the newest."""
+    """Return the step times of all ranks since the run began; exemplars are the newest steps."""
     observations, hot_s = Observations(), _hot_s(at_s)
     newest, newest_s = math.floor(steps_by(at_s)) - 1, _step_s(at_s)
     exemplars = {}
@@ -206,19 +206,19 @@ def _memory() -> Iterator[Sample]:
     yield rank_metrics.RESIDENT_BYTES.at(6 * _GIB)
 
 
-# Made-up InfiniBand ports, as few who look at a demonstration have any; one loses its link for a while.
+# Made-up InfiniBand ports, since few machines of a demonstration have any; one port loses its link for a while.
 
 DEVICES = 4
 BROKEN = "made_3"
 DOWN_S, UP_S = 120.0, 360.0
-"""Begin and end of the time in each lap when the broken port has no link."""
+"""When the broken port has no link, in each lap."""
 LINK_BYTES_PER_S = 400e9 / 8
 _STEP_BYTES = 6.5e9
 """Bytes that a port carries each way in a step of the made-up run."""
 
 
 def made_ports(at_s: float) -> Iterator[Owned]:
-    """Yield state, speed, bytes and errors of each port, so long after the run's begin."""
+    """Yield state, speed, bytes and errors of each port. at_s: time since the run began."""
     for number in range(DEVICES):
         for sample in _port(f"made_{number}", at_s):
             yield sample, {}
@@ -243,23 +243,23 @@ def _port(device: str, at_s: float) -> Iterator[Sample]:
 # Made-up results, with intervals.
 
 INTERVAL_RATIO = 0.02
-"""How far the interval of each result reaches to either side, as a share of its median."""
+"""Half the width of each result's interval, as a share of its median."""
 COMPLETED_AGO_S = 3600.0
 _ENDS = {
     STRATEGY: {"done": 57, "failed": 1, "timed_out": 1, "interrupted": 2},
     "one_f_one_b": {"done": 30, "failed": 0, "timed_out": 0, "interrupted": 0},
     FAILED_STRATEGY: {"done": 29, "failed": 1, "timed_out": 0, "interrupted": 0},
 }
-"""How often runs of each strategy ended in which way."""
+"""How often runs of each strategy ended with each outcome."""
 _LONGER = 0.058
-"""How much longer the step of the series in the story is than in the nights before."""
+"""How much longer a step of the slow series is than in the nights before."""
 _VERSIONS = {"commit": "", "torch": "made-up", "driver": "made-up", "nccl": "made-up", "gpu": "8 x made-up GPU"}
 
 
 def made_results(completed_s: float) -> Iterator[Owned]:
-    """Yield the newest results that a history would hold, with intervals.
+    """Yield the newest results that a history would have, with intervals.
 
-    completed_s: Unix time of all of them but one, whose newest run failed then.
+    completed_s: Unix time of all results but one, whose newest run failed then.
     """
     shape = {"ranks": str(RANKS), "device": "cuda", "precision": "bf16"}
     for strategy, ends in _ENDS.items():
@@ -295,7 +295,7 @@ def made_results(completed_s: float) -> Iterator[Owned]:
                 yield shown, owner
 
 
-# Made-up suites: a nightly of which a case failed, and one that goes on.
+# Made-up suites: a nightly with a failed case, and an active one.
 
 SUITE, SUITE_RUN = "made_nightly", "demonstration-nightly"
 ACTIVE_SUITE, ACTIVE_SUITE_RUN = "made_smoke", "demonstration-smoke"
@@ -305,9 +305,10 @@ _ACTIVE_CASES = ("single", "ddp", "fsdp", "gpipe")
 
 
 def made_suites(begun_s: float, at_s: float) -> Iterator[Owned]:
-    """Yield the suites so long after the demonstration's begin; a case of the active one ends every half minute.
+    """Yield the suites; a case of the active one ends every half minute.
 
-    begun_s: Unix time of that begin; the nightly ended COMPLETED_AGO_S before it.
+    begun_s: Unix time of the demonstration's beginning; the nightly ended COMPLETED_AGO_S before it. at_s: time since
+    then.
     """
     night_s = begun_s - COMPLETED_AGO_S - SUITE_S
     samples = (
@@ -333,7 +334,7 @@ def _nightly(ended_s: float) -> Iterator[Sample]:
 
 
 def _verdicts(night_s: float) -> Iterator[Sample]:
-    """Yield what the gate says of the nightly: a step that is longer for five nights, and a case that vanished."""
+    """Yield the gate's verdicts on the nightly: a step that has been longer for five nights, and a vanished case."""
     figure = {"suite": SUITE, "ranks": str(RANKS), "hardware": "8 x made-up GPU", "figure": "step"}
     worse = {**figure, "case": STRATEGY, "series": SERIES}
     same = {**figure, "case": "fsdp", "series": "demonstration-fsdp"}
@@ -372,9 +373,9 @@ def open_demonstration(
     on_notice: Callable[[str], None],
     config: Callable[[], ServerConfig] = ServerConfig,
 ) -> Iterator[Server]:
-    """Serve something on every panel while the context is open.
+    """Serve samples for every panel while the context is open.
 
-    on_notice: is told first the server's address, then that it is a demonstration.
+    on_notice: called first with the server's address, then with the notice that this is a demonstration.
 
     Raises:
         InfrastructureFailed: the address cannot be served.

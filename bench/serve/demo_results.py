@@ -1,6 +1,7 @@
 """Made-up results of the demonstration: trainings on several numbers of ranks, a pipeline that waits, and probes.
 
-The story: `ddp` scales worse than is accepted because a rank is held back, `fsdp` and `zero1` need less memory.
+The story: `ddp` scales worse than its accepted efficiency because a rank is held back; `fsdp` and `zero1` need less
+memory.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from workloads.spec import WATCHED
 HELD_BACK = 3
 """The rank on the GPU that grows hot."""
 FAILED_STRATEGY = "fsdp"
-"""Its newest run failed; its result is of a night earlier."""
+"""The strategy whose newest run failed; its result is from the night before."""
 _GIB = 1 << 30
 _IDLE_W, _BUSY_W = 120.0, 660.0
-"""Power of a GPU that does nothing, and of one that computes."""
+"""Power of an idle GPU, and of a GPU that computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeResult:
-    """The medians of a series' newest result. shape: empty of a probe.
+    """The medians of a series' newest result. shape: "" for a probe.
 
-    is_old: of a night earlier than the others. name: of a watched run, whose precision is unknown.
+    is_old: from a night before the others. name: the name of a watched run, whose precision is unknown.
     """
 
     strategy: str
@@ -39,7 +40,7 @@ class MadeResult:
 
 
 def results_of(*, ranks: int, step_s: float, step_tokens: int) -> tuple[MadeResult, ...]:
-    """Return all results. ranks: of the largest; step_s: of the one whose run goes on; step_tokens: of a rank."""
+    """Return all results. ranks: of the largest case. step_s: of the active run's case. step_tokens: per rank."""
     ddp = _Training(strategy="ddp", step_s=step_s, exposed=0.07, hidden=0.21, peak=97, optimizer=26)
     fsdp = _Training(strategy="fsdp", step_s=1.06 * step_s, exposed=0.11, hidden=0.32, peak=61, optimizer=26 / ranks)
     zero1 = _Training(strategy="zero1", step_s=1.02 * step_s, exposed=0.09, hidden=0.19, peak=76, optimizer=26 / ranks)
@@ -86,14 +87,14 @@ class _Training:
 
 
 def _trained(training: _Training, world: int, efficiency: float, ranks: int, step_tokens: int) -> MadeResult:
-    """Return the result on so many ranks; its step is longer the worse it scales, as that of the largest is told."""
+    """Return the result on `world` ranks: its step, relative to that of the largest, follows from the efficiencies."""
     is_largest = world == ranks
     series = f"demonstration-{training.strategy}{'' if is_largest else f'-{world}'}"
     largest = 0.74 if training.strategy == "ddp" else efficiency
     step_s = training.step_s * largest / efficiency
     share = 0.0 if world == 1 else (1 - efficiency) / (1 - largest)
     exposed, hidden = share * training.exposed, (0.0 if world == 1 else training.hidden)
-    power_w = _IDLE_W + (_BUSY_W - _IDLE_W) * (1 - exposed)  # A GPU that waits takes less.
+    power_w = _IDLE_W + (_BUSY_W - _IDLE_W) * (1 - exposed)  # A waiting GPU takes less.
     medians = [
         results.RUN_STEP_SECONDS.at(step_s),
         results.RUN_MEAN_STEP_SECONDS.at(1.01 * step_s),
@@ -135,7 +136,7 @@ def _trained(training: _Training, world: int, efficiency: float, ranks: int, ste
 
 
 def _saved(ranks: int, step_s: float) -> Iterator[Sample]:
-    """Checkpoints that a thread writes while training goes on."""
+    """Yield figures of checkpoints that a thread writes while training continues."""
     rank_bytes, write_s = 1.6 * _GIB, 5.4
     yield results.RUN_CHECKPOINT_STALL_SECONDS.at(0.9)
     yield results.RUN_CHECKPOINT_WRITE_SECONDS.at(write_s)
@@ -178,7 +179,7 @@ def _memory(training: _Training) -> Iterator[Sample]:
 
 
 def _late() -> Iterator[Sample]:
-    """A watched run in which a rank loads its data later than the others, which wait for it in backward."""
+    """Yield figures of a watched run in which one rank loads its data late, and the others wait for it in backward."""
     step_s, late, share = 0.31, 2, 0.12
     yield results.RUN_STEP_SECONDS.at(step_s)
     yield results.RUN_MEAN_STEP_SECONDS.at(1.02 * step_s)
@@ -261,7 +262,7 @@ _WAITING = MadeResult(
 )
 
 
-# Probes: what the machine can do at most. Times follow a line of latency and bandwidth, as those of links do.
+# Probes: the machine's ceilings. Times are latency plus size over bandwidth, as for links.
 
 _LATENCY_S, _LINK_BYTES_PER_S = 9e-6, 380e9
 _CALLS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
@@ -274,7 +275,7 @@ def _collectives(ranks: int) -> Iterator[Sample]:
         for exponent in range(12, 31, 3):
             size = 1 << exponent
             expected_s = _LATENCY_S + factor * size / _LINK_BYTES_PER_S
-            # Near the size where a protocol gives way to another, calls take longer than the line.
+            # Near the size at which NCCL changes its protocol, calls take longer.
             elapsed_s = expected_s * (1.25 if exponent == 21 else 1.03)
             call = {"collective": collective, "algorithm": "library", "size": str(size)}
             yield probes.RUN_COLLECTIVE_SECONDS.at(elapsed_s, **call)
@@ -313,7 +314,7 @@ def _pairs(ranks: int) -> Iterator[Sample]:
 
 
 def _by_size(metrics: tuple[Metric, Metric], peaks: dict[str, dict[str, float]]) -> Iterator[Sample]:
-    """Yield bandwidths of the device alone and with the host, whose launches small sizes wait for."""
+    """Yield bandwidths of the device only, and including the host, whose launches delay small sizes."""
     of_device, with_host = metrics
     for label, bandwidths in peaks.items():
         for name, bytes_per_s in bandwidths.items():

@@ -1,6 +1,6 @@
-"""Which GPUs of this node, or slices of them, a rank computes on: by the UUID in its log, else by its process.
+"""Finds the GPUs of this node, or slices of them, that a rank computes on: by the UUID in its log, or by its process.
 
-And the other way round: which of the processes on a node's GPUs are ranks.
+Also finds which processes on a node's GPUs are ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _Where = tuple[str, str]
 class Place:
     """Where a rank computes: a GPU, by NVML's index, or a slice of it.
 
-    slice: GPU instance and compute instance, as "1/0"; "" for the whole GPU. memory_bytes: what the rank's process has
-    there; None where unknown.
+    slice: GPU instance and compute instance, for example "1/0"; "" for the whole GPU. memory_bytes: the memory of the
+    rank's process there; None if unknown.
     """
 
     gpu: str
@@ -35,10 +35,10 @@ class Place:
 
 
 class Placement:
-    """Joins ranks to the GPUs that the node's watch shows; asks no driver.
+    """Joins ranks to the GPUs that the node's watch shows, without querying a driver.
 
-    samples: what is shown of the node. processes: the GPUs of each process, by its pid on this node.
-    host: this node's name; the pid of a rank with another host name, as in a container, means nothing here.
+    samples: the node's samples. processes: the GPUs of each process, by its pid on this node.
+    host: this node's name. If a rank has another host name, as in a container, its pid means nothing here.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Placement:
         self._by_uuid: dict[str, tuple[_Where, ...]] = {}
 
     def places_of(self, opened: Opened) -> tuple[Place, ...]:
-        """Return where the rank computes; empty where unknown."""
+        """Return where the rank computes; empty if unknown."""
         processes = self._processes().get(opened.pid, ()) if opened.host == self._host else ()
         used: dict[_Where, list[int | None]] = {}
         for process in processes:
@@ -71,7 +71,7 @@ class Placement:
                 for sample in self._samples()
                 if sample.metric in _NAMED_BY_UUID and sample.labels["uuid"].partition("-")[2] == uuid
             )
-            if not places:  # Perhaps the GPU is shown later.
+            if not places:  # A later sample may show the GPU.
                 return ()
             self._by_uuid[uuid] = places
         return self._by_uuid[uuid]
@@ -82,7 +82,7 @@ RanksByPid = Mapping[tuple[str, str], tuple[str, str]]
 
 
 def with_ranks(samples: Iterable[Sample], ranks: RanksByPid, *, host: str) -> Iterator[Sample]:
-    """Yield a node's samples; those of a process that is a rank with its run and rank."""
+    """Yield a node's samples; add run and rank to those of a process that is a rank."""
     for sample in samples:
         if sample.metric in _OF_PROCESSES and (place := ranks.get((host, sample.labels["pid"]))) is not None:
             run, rank = place
@@ -92,6 +92,6 @@ def with_ranks(samples: Iterable[Sample], ranks: RanksByPid, *, host: str) -> It
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
-    """Return the sum of the parts; None where one of them is unknown."""
+    """Return the sum of the parts; None if a part is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None

@@ -1,4 +1,4 @@
-"""What /metrics shows of the history: results, counts of runs, suites and verdicts, each by a reader of its own."""
+"""Samples of the history for /metrics: results, counts of runs, suites and verdicts, each from its own reader."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from collectors.prometheus.exposition import Owned
 PAUSE_S = 5.0
 """Pause between two reads of the history."""
 AGAIN_S = 60.0
-"""Time from one count to the next where neither the number of runs nor the newest has changed: an outcome may have."""
+"""Time between counts if neither the number of runs nor the newest run has changed: an outcome may have changed."""
 
 
 class Reader(Protocol):
-    """Reads one kind of thing in the history. what: its name in notices, in the plural."""
+    """Reads one kind of entry in the history. what: its name in notices, in the plural."""
 
     what: str
 
     def read(self, history: History) -> None:
-        """Read what may have changed since the last time."""
+        """Read what may have changed since the last read."""
 
     def samples(self) -> Iterable[Owned]:
-        """Return what was read last."""
+        """Return the samples as last read."""
 
 
 class RunOutcomes:
-    """How many runs of each strategy ended in which way. clock_s: a monotonic clock."""
+    """Counts the runs of each strategy by outcome. clock_s: a monotonic clock."""
 
     what = "counts of runs"
 
@@ -50,14 +50,14 @@ class RunOutcomes:
         self._counts: dict[tuple[str, str], int] = {}
 
     def samples(self) -> Iterator[Owned]:
-        """Yield the counts; 0 where no run of a strategy ended so, since a rate needs a value to grow from."""
+        """Yield the counts, including zeros for outcomes without a run, because a rate needs a value to grow from."""
         strategies = sorted({strategy for strategy, _ in self._counts})
         zeros = {(strategy, outcome): 0 for strategy in strategies for outcome in get_args(TrialOutcome)}
         for (strategy, outcome), number in (zeros | self._counts).items():
             yield RUNS.at(number, strategy=strategy, outcome=outcome), {}
 
     def read(self, history: History) -> None:
-        """Count, where the history may have changed."""
+        """Count again if the history may have changed."""
         extent, now_s = history.extent(), self._clock_s()
         if extent != self._extent or now_s - self._counted_s >= AGAIN_S:
             self._counts = history.outcomes()
@@ -65,10 +65,11 @@ class RunOutcomes:
 
 
 class HistorySource:
-    """Samples of a history, which a thread reads again and again while the context is open.
+    """Samples of a history, which a thread reads repeatedly while the context is open.
 
-    Scrapes do not wait for it: a store may be slow, or absent. What was read stays when the store goes away.
-    on_notice: gets each problem in reading, from the thread.
+    Scrapes do not wait for it, because a store may be slow or unavailable. If the store becomes unavailable, the
+    samples stay.
+    on_notice: called with each problem in reading, from the thread.
     """
 
     def __init__(self, store_url: str | None, readers: Sequence[Reader], *, on_notice: Callable[[str], None]) -> None:
@@ -87,11 +88,11 @@ class HistorySource:
         self._thread.stop(PAUSE_S)
 
     def samples(self) -> tuple[Owned, ...]:
-        """Return what was last read from the history."""
+        """Return the samples as last read from the history."""
         return self._samples
 
     def ask(self) -> None:
-        """Read what is new in the history."""
+        """Read the history's changes with all readers."""
         try:
             with History(self._store_url, writable=False) as history:
                 for reader in self._readers:
@@ -100,7 +101,7 @@ class HistorySource:
         except (InfrastructureFailed, Misuse) as error:
             what = "results are no longer updated" if self._is_read else "no results are shown yet"
             self._on_notice(f"{what}: {error}")
-        except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread: all would freeze.
+        except Exception as error:  # noqa: BLE001  # No error may end the thread: all samples would freeze.
             self._on_notice(f"results are no longer updated: {in_words(error)}")
         self._samples = tuple(chain.from_iterable(reader.samples() for reader in self._readers))
 
@@ -109,7 +110,7 @@ class HistorySource:
             reader.read(history)
         except (InfrastructureFailed, Misuse) as error:
             self._on_notice(f"{reader.what} are no longer updated: {error}")
-        except Exception as error:  # noqa: BLE001  # Whatever it is, the other readers go on.
+        except Exception as error:  # noqa: BLE001  # The other readers continue after any error.
             self._on_notice(f"{reader.what} are no longer updated: {in_words(error)}")
 
     def _ask_until_stopped(self, stopping: threading.Event) -> None:
@@ -119,7 +120,7 @@ class HistorySource:
 
 
 def of_history(store_url: str | None, *, on_notice: Callable[[str], None]) -> HistorySource:
-    """Return all that /metrics shows of a history."""
+    """Return the source of all samples that /metrics shows from a history."""
     readers = (
         NewestResults(on_notice=on_notice),
         RunOutcomes(),

@@ -1,4 +1,4 @@
-"""What tells a case, a run and this program apart in words: the labels of their info metrics."""
+"""Labels of info metrics, which describe cases, runs and results in words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from workloads.cost_models.shape import Shape, nearest_preset
 
 
 def case_labels(case: Case, hardware: str) -> dict[str, str]:
-    """Return what the info of a run and of a result both say of its case.
+    """Return the labels of a case that the infos of a run and of a result have in common.
 
-    hardware: what it ran on. The name of a run on GPUs has it: boards choose series by name, and the same case on
-    other GPUs is another series.
+    hardware: what the case ran on. The name of a run on GPUs includes it, because boards choose series by name, and the
+    same case on other GPUs is another series.
     """
     return {
         "strategy": case.strategy,
@@ -25,18 +25,18 @@ def case_labels(case: Case, hardware: str) -> dict[str, str]:
 
 
 def membership(purpose: Purpose) -> dict[str, str]:
-    """Return the suite and case that a run is of; both empty where it is of none."""
+    """Return the suite and case to which a run belongs; both empty if it belongs to none."""
     member = purpose.member
     return {"suite": "", "case": ""} if member is None else {"suite": member.suite, "case": member.case}
 
 
 def option_words(case: Case) -> str:
-    """Return the options that are not at their defaults, as `microbatches=8, balance=measured`; empty for none."""
+    """Return the options that are not at their defaults, for example `microbatches=8, balance=measured`; or ""."""
     return ", ".join(f"{name}={written(value)}" for name, value in options_shown(case).items())
 
 
 def versions(summary: Summary, machine: Machine | None) -> dict[str, str]:
-    """Return with what a result was measured; empty what its case does not use, and what is unknown."""
+    """Return the versions with which a result was measured; "" if unknown, or if its case does not use the program."""
     has_gpus, has_nccl = summary.case.device == "cuda", summary.case.backend == "nccl"
     return {
         "commit": summary.commit or "",
@@ -48,7 +48,7 @@ def versions(summary: Summary, machine: Machine | None) -> dict[str, str]:
 
 
 def _name(case: Case, hardware: str) -> str:
-    """Return what a person reads who chooses: "ddp on 2, tiny, fp32, cpu, bucket_mb=1"."""
+    """Return the name from which people choose: "ddp on 2, tiny, fp32, cpu, bucket_mb=1"."""
     where = hardware.replace("NVIDIA ", "") if case.device == "cuda" else case.device  # Legends are narrow.
     if case.watched_name is not None:
         own = (case.title, where, f"torch {case.options.get('torch', 'unknown')}", str(case.options.get("tags", "")))
@@ -58,6 +58,6 @@ def _name(case: Case, hardware: str) -> str:
 
 
 def _shape_words(shape: Shape) -> str:
-    """Return the nearest preset and what differs from it, as "tiny width=64"."""
+    """Return the nearest preset and the differences from it, for example "tiny width=64"."""
     preset, others = nearest_preset(shape)
     return " ".join((preset, *(f"{name}={shape.word(name)}" for name in others)))

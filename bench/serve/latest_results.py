@@ -1,6 +1,6 @@
-"""The results shown at /metrics: of each series, the newest run in the history that ended well and is not ad hoc.
+"""The results shown at /metrics: for each series, the newest successful run in the history that is not ad hoc.
 
-Beside it what is usual: what the series' step and scaling efficiency were in the nights before.
+Also shows the series' usual step and scaling efficiency, from the nights before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from collectors.prometheus.exposition import Owned
 
 
 class NewestResults:
-    """The newest results. on_notice: gets the result or machine that cannot be read."""
+    """The newest results. on_notice: called for each result or machine that cannot be read."""
 
     what = "results"
 
@@ -60,7 +60,7 @@ class NewestResults:
             yield from _end(summary)
 
     def read(self, history: History) -> None:
-        """Read the runs that are new in the history."""
+        """Read the history's new runs."""
         known = history.known()
         for summary in self._fresh(history, known):
             self._take(summary)
@@ -117,7 +117,7 @@ def _owner(summary: Summary) -> dict[str, str]:
 def _end(summary: Summary) -> Iterator[Owned]:
     """Yield how the newest run of a series ended, and when it failed.
 
-    The latter not of a suite's case, which is told of with its suite.
+    The time of a failure is left out for a suite's case, because the suite reports it.
     """
     yield SERIES_NEWEST_RUN.at(1, **_owner(summary), run=summary.run, outcome=summary.outcome), {}
     if summary.outcome != "done" and summary.purpose.member is None:
@@ -134,7 +134,7 @@ def _info(summary: Summary, series: str, machine: Machine | None) -> Sample:
 
 
 def _samples(summary: Summary, machine: Machine | None) -> Iterator[Owned]:
-    """Yield what is shown of a result."""
+    """Yield the samples of a result."""
     owner = _owner(summary)
     yield _info(summary, owner["series"], machine), {}
     yield RUN_LAST_COMPLETION.at(summary.ended_ns / 1e9, **owner), {}
@@ -149,8 +149,8 @@ def _samples(summary: Summary, machine: Machine | None) -> Iterator[Owned]:
 def _shown_efficiencies(summary: Summary) -> Iterator[ScalingEfficiency]:
     """Yield the run's efficiencies that /metrics shows.
 
-    There a baseline measured beside the run means one rank, and so it does for accepted efficiencies: the efficiency of
-    a curve is left out unless the curve begins with 1 rank.
+    There, and for accepted efficiencies, a baseline measured alongside the run has one rank. So the efficiency of a
+    curve is left out unless the curve begins with 1 rank.
     """
     for efficiency in summary.scaling:
         if not efficiency.is_beside or efficiency.baseline_ranks == 1:
@@ -158,18 +158,18 @@ def _shown_efficiencies(summary: Summary) -> Iterator[ScalingEfficiency]:
 
 
 USUAL_NIGHTS = 14
-"""Of how many nights the usual is; as many as alerts on efficiency look back."""
+"""How many nights determine what is usual; alerts on efficiency look back as far."""
 
 
 class SeriesNights:
-    """What step and scaling efficiency of one series were in its last nights."""
+    """Step and scaling efficiency of a series in its last nights."""
 
     def __init__(self) -> None:
-        # By day, and there by the run's id: its numbers of steps, and its figures by metric, scaling and baseline.
+        # By day and the run's ID: its numbers of steps, and its figures by metric, scaling and baseline.
         self._days: dict[int, dict[str, tuple[tuple[int, int], dict[tuple[str, ...], float]]]] = defaultdict(dict)
 
     def take(self, run: Summary) -> None:
-        """Remember a run that counts as a night's."""
+        """Remember a nightly run."""
         figures: dict[tuple[str, ...], float] = {
             (estimate.metric,): estimate.median
             for estimate in run.estimates
@@ -180,7 +180,7 @@ class SeriesNights:
             for efficiency in _shown_efficiencies(run)
         }
         self._days[day_of(run)][run.run] = (run.case.steps, run.case.warm_up), figures
-        if len(self._days) > USUAL_NIGHTS + 1:  # The newest result's own night is one more.
+        if len(self._days) > USUAL_NIGHTS + 1:  # One more for the newest result's own night.
             del self._days[min(self._days)]
 
     def usual(self, newest: Summary) -> Iterator[Sample]:
@@ -207,12 +207,12 @@ class SeriesNights:
 
 
 MOST_RANKS, WORST_RANKS = 16, 8
-"""How many values of a figure of each rank, or pair of ranks, are all shown; and if there are more, how many of the
-worst, together with quantiles of all. The history keeps each."""
+"""A figure of each rank, or pair of ranks, is shown with up to MOST_RANKS values; if there are more, with the worst
+WORST_RANKS and with quantiles of all. The history keeps every value."""
 
 
 def _of_estimates(estimates: Iterable[Estimate]) -> Iterator[Sample]:
-    """Yield what is shown of a result's figures; of those of many ranks the worst, and quantiles."""
+    """Yield the samples of a result's figures; for many ranks, only the worst and quantiles."""
     of_each: dict[tuple[str, ...], list[Estimate]] = defaultdict(list)
     for estimate in estimates:
         each = _FIGURES[estimate.metric].of_each if estimate.metric in _FIGURES else None
@@ -243,10 +243,11 @@ _FIGURES = {metric.name: metric for metric in METRICS if metric.scope == "run"}
 def statistics_of(
     figure: str, labels: Mapping[str, str], values: tuple[float, float | None, float | None]
 ) -> Iterator[Sample]:
-    """Yield what is shown of a run's figure: a metric for each statistic.
+    """Yield the samples of a run's figure: a metric for each statistic.
 
-    figure: the name by which it is stored; one that this version does not know keeps it, and the exporter tells of it.
-    values: median, low and high, in this order; None where there is no interval.
+    figure: the name by which it is stored. A figure that this version does not know keeps its name, and the exporter
+    reports it.
+    values: median, low and high, in this order; None if there is no interval.
     """
     for which, value in zip(STATISTICS, values, strict=True):
         if value is not None and figure in _FIGURES:

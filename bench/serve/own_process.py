@@ -1,4 +1,4 @@
-"""This program at /metrics: which build it is, and what its process takes, by the names of all Prometheus' clients."""
+"""This program at /metrics: its build, and its process's resources under the standard names of Prometheus clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collectors.prometheus.exposition import Owned, Source
 
 
 def own_process() -> Source:
-    """Return the source of the build, which is found once, and of the process, which is read at each scrape."""
+    """Return the source of the build, which is determined once, and of the process, which is read at each scrape."""
     version, commit = own_build()
     build = BUILD_INFO.at(1, version=version or "", commit=commit or "", python=platform.python_version())
     process = ProcessCollector(registry=None)

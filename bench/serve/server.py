@@ -33,17 +33,17 @@ from collectors.sockets import CannotListen, PortTaken
 HOST = "127.0.0.1"
 PORT = 9464
 FORGOTTEN_S = 3600.0
-"""How long a notice must be silent before it is told again."""
+"""How long a notice must be absent before it is passed on again."""
 Results = Literal["all", "only", "none"]
-"""What is shown: this node and the history (all), the history only, or none of it, as another exporter shows it."""
+"""What is shown: this node and the history (all), the history only, or no history, if another exporter shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
     """How this node is watched: how often and by which collectors.
 
-    mapping: where to tell dcgm-exporter which run is on which GPU. of_all_users: show runs of other users, too.
-    is_own_ranks: of the runs show the ranks that run on this node only; False for all that have logs in the folder.
+    mapping: where to write for dcgm-exporter which run is on which GPU. of_all_users: also show runs of other users.
+    is_own_ranks: show only ranks on this node; False shows all ranks with logs in the folder.
     """
 
     polling: PollingConfig
@@ -67,10 +67,10 @@ def open_server(
 ) -> Iterator[Server]:
     """Serve while the context is open.
 
-    node: how to watch this node, which is shown in place of what the runs' logs say of theirs; None shows the logs'.
-    results: see `Results`; "only" leaves out the node.
-    on_notice: is told first the server's address, then once each thing that cannot be shown, and again where it comes
-    after an hour of silence; from any thread.
+    node: how to watch this node, which is then shown instead of the nodes in the runs' logs; None shows those in the
+    logs. results: see `Results`; "only" leaves out the node.
+    on_notice: called first with the server's address, then once for each thing that cannot be shown, and again if the
+    notice returns after an hour; from any thread.
 
     Raises:
         InfrastructureFailed: the address cannot be served.
@@ -95,9 +95,9 @@ def serving(
     on_notice: Callable[[str], None],
     cluster: Capacity | None = None,
 ) -> Iterator[Server | None]:
-    """Serve as `open_server` does, for a run; where the address cannot be served, tell so and yield None.
+    """Serve as `open_server` does, for a run; if the address cannot be served, give a notice and yield None.
 
-    cluster: by which the run was planned, whose implausible answers are shown, too.
+    cluster: the capacity by which the run was planned, whose implausible answers are also shown.
     """
     doubts: list[Owned] = []
     if cluster is not None:
@@ -126,7 +126,7 @@ def answering(
     config: Callable[[], ServerConfig],
     on_notice: Callable[[str], None],
 ) -> Iterator[Server]:
-    """Serve what the sources give while the context is open.
+    """Serve the sources' samples while the context is open.
 
     Raises:
         CannotListen: the address cannot be served.
@@ -142,12 +142,12 @@ def answering(
 
 
 def page_of(sources: Sequence[Source], *, on_notice: Callable[[str], None]) -> Exporter:
-    """Return /metrics of these sources, by the names that are shown."""
+    """Return the exporter of these sources, under the names that /metrics shows."""
     return Exporter(SHOWN, [named(sources)], on_notice=on_notice)
 
 
 def named(sources: Sequence[Source]) -> Source:
-    """Return what the sources give by the names that are shown."""
+    """Return a source of all these sources' samples under the names that /metrics shows."""
 
     def shown() -> Iterator[Owned]:
         for sample, owner in chain.from_iterable(source() for source in sources):
@@ -157,7 +157,7 @@ def named(sources: Sequence[Source]) -> Source:
 
 
 def refusal(error: CannotListen) -> InfrastructureFailed:
-    """Return the error for a user who asked for that address."""
+    """Return the error for a user who chose that address."""
     if isinstance(error, PortTaken) and error.is_ours:
         return InfrastructureFailed(
             f"{error}, perhaps by another `observatory serve`; use that, or choose another port with --port"
@@ -173,7 +173,7 @@ def once(
     forgotten_s: float = FORGOTTEN_S,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> Callable[[str], None]:
-    """Return a listener that passes a text on only where it was not heard for `forgotten_s`; from any thread.
+    """Return a listener that passes on a text only if it has not come for `forgotten_s`; may be called from any thread.
 
     forgotten_s: see FORGOTTEN_S. clock_s: monotonic.
     """
@@ -212,7 +212,7 @@ def _open(
         if results == "only":
             pass
         elif node is None:
-            # Without a beat each scrape looks at the runs, and at what their logs say of their nodes.
+            # Without a beat, each scrape reads the runs, and their nodes from the logs.
             logs = RunLogs(runs_folder, on_notice=on_notice)
             runs = stack.enter_context(closing(LiveRuns(logs.read, on_notice=on_notice)))
             shown = [runs.fresh]
@@ -231,9 +231,10 @@ def _open(
 def _watch_with_runs(
     runs_folder: Path, node: NodePlan, on_notice: Callable[[str], None], stack: ExitStack
 ) -> tuple[NodeWatch, LiveRuns, Source]:
-    """Return this node's watch, to be entered, the runs, which are looked at after each of its beats, and its source.
+    """Return this node's watch, not yet entered; the runs, which are read after each of its beats; and the node's
+    source.
 
-    The source gives what the watch does, with run and rank of each process on a GPU that is a rank.
+    The source gives the watch's samples, with run and rank for each process on a GPU that is a rank.
     """
     jobs = None
     if node.mapping is not None:

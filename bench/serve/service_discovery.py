@@ -1,9 +1,9 @@
-"""Service discovery for Prometheus: a node that serves has a file of its own in a folder of targets (file_sd).
+"""Service discovery for Prometheus: each serving node has its own file in a folder of targets (file_sd).
 
-Prometheus reads all of them: `files: [FOLDER/*.json]`. A node touches its file from time to time, and deletes those
-that are old. Their age is counted from its own file, and not from a clock: on a shared disk both times are the file
-server's.
-Not covered: a Prometheus on another machine is not told when a file changes; its refresh_interval must be short.
+Prometheus reads all files: `files: [FOLDER/*.json]`. A node touches its file from time to time, and deletes old files.
+It compares their times with that of its own file, not with a clock: on a shared disk both times come from the file
+server.
+Not covered: a Prometheus on another machine does not notice when a file changes; its refresh_interval must be short.
 Source: prometheus/prometheus, docs/configuration/configuration.md, file_sd_config.
 """
 
@@ -28,7 +28,7 @@ from collectors.files import drafted
 STALE_S = 3600.0
 """Age at which a silent node counts as gone: long enough for the alerts on a target that is down to be seen.
 
-Each node also waits for so long between two looks at all files: with a thousand nodes a look is not cheap.
+Each node also waits this long between two looks at all files, because with a thousand nodes a look is not cheap.
 """
 BEAT_S = 60.0
 """Pause between two signs of life."""
@@ -36,14 +36,14 @@ _END_S = 20.0
 """How long to wait at the end for a sign of life that is still being written."""
 
 _MARK = "__meta_observatory"
-"""Label of our targets, which Prometheus drops; a file without it is somebody else's and stays."""
+"""Label of our targets, which Prometheus drops. A file without it belongs to somebody else and stays."""
 
 
 def check_targets_folder(folder: Path) -> None:
-    """Check that this may become a folder of targets.
+    """Check that this path can be a folder of targets.
 
     Raises:
-        Misuse: it is a file, or has the name of one.
+        Misuse: it is a file, or is named like one.
     """
     if folder.suffix == ".json" or (folder.exists() and not folder.is_dir()):
         raise Misuse(
@@ -52,7 +52,7 @@ def check_targets_folder(folder: Path) -> None:
 
 
 def make_targets_folder(folder: Path) -> None:
-    """Make the folder of targets, which Prometheus may read as another user, unless it is there.
+    """Make the folder of targets unless it exists; Prometheus may read it as another user.
 
     Raises:
         Misuse: see `check_targets_folder`.
@@ -67,7 +67,7 @@ def make_targets_folder(folder: Path) -> None:
 class Target:
     """The file of a node that serves at the address, in the folder of targets.
 
-    labels: of all its series. stale_s: see STALE_S.
+    labels: added to all its series. stale_s: see STALE_S.
     """
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str], *, stale_s: float = STALE_S) -> None:
@@ -77,10 +77,10 @@ class Target:
         self._look_s = time.monotonic()
 
     def show(self) -> None:
-        """Write the file, or touch it as a sign of life, and at times delete those of silent nodes.
+        """Write the file, or touch it as a sign of life, and sometimes delete the files of silent nodes.
 
         Raises:
-            Misuse: a file of this name is there that no node wrote.
+            Misuse: there is a file of this name that no node wrote.
             InfrastructureFailed: the file cannot be written.
         """
         with _writing(self._path):
@@ -88,9 +88,9 @@ class Target:
             with contextlib.suppress(FileNotFoundError):
                 content = read_small(self._path, follows_link=False)
             if content == self._text:
-                os.utime(self._path)  # Without a time, so that the file server's is taken.
+                os.utime(self._path)  # Without a time, to get the file server's.
             elif content is None or _is_of_a_node(content):
-                # All may read it, as Prometheus runs as another user.
+                # Everybody may read it, because Prometheus runs as another user.
                 with drafted(self._path, mode=0o644, is_any_folder=True) as file:
                     file.write(self._text)
             else:
@@ -109,7 +109,7 @@ class Target:
             self._path.unlink(missing_ok=True)
 
     def _delete_stale(self) -> None:
-        """Delete the files of this user's nodes that have been silent for long."""
+        """Delete the files of this user's nodes that have been silent for `stale_s`."""
         now_s = self._path.stat().st_mtime
         for path in self._folder.glob("*.json"):
             with contextlib.suppress(OSError):  # Another node has just deleted it.
@@ -120,7 +120,7 @@ class Target:
 
 
 def _is_of_a_node(content: bytes) -> bool:
-    """Return whether a node wrote this; Prometheus takes targets of somebody else in any number of groups."""
+    """Return whether a node wrote this; files of somebody else may have any number of groups."""
     try:
         (group,) = json.loads(content)
         return _MARK in group["labels"]
@@ -139,7 +139,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def published_address(host: str, port: int) -> str:
-    """Return where others reach the server: this node's name in place of a host that means "all"."""
+    """Return the address at which others reach the server: this node's name replaces a host that means "all"."""
     name = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
     return f"{f'[{name}]' if ':' in name else name}:{port}"
 
@@ -148,10 +148,10 @@ def published_address(host: str, port: int) -> str:
 def listed(target: Target, *, beat_s: float = BEAT_S, on_notice: Callable[[str], None]) -> Iterator[None]:
     """Keep the target's file while the context is open.
 
-    on_notice: is told of each sign of life that fails; the next one tries again.
+    on_notice: called for each sign of life that fails; the next one tries again.
 
     Raises:
-        Misuse: a file of this name is there that no node wrote.
+        Misuse: there is a file of this name that no node wrote.
         InfrastructureFailed: it cannot be written.
     """
     target.show()

@@ -1,4 +1,4 @@
-"""Suites at /metrics, from the history: how their runs and cases ended, when the newest began, and what runs now."""
+"""Suites at /metrics, from the history: outcomes of their runs and cases, the newest start, and what runs now."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from collectors.metrics.suites import (
 from collectors.prometheus.exposition import Owned
 
 NEWEST_READ = 50
-"""Runs read each time: those that go on and those that were resumed are among the newest."""
+"""Runs read each time: active and resumed runs are among the newest."""
 ALL_READ_S = 600.0
-"""Time from one read of all runs to the next: an older one may have been resumed, or come from another node."""
+"""Time between two reads of all runs: an older run may have been resumed, or come from another node."""
 MOST_RUNS = 1_000_000
 LEFT_OUT_S = 300.0
-"""How long after the last read what runs is shown as running: nobody knows whether it still does."""
+"""How long after the last read a run is shown as running; later it is unknown whether it still runs."""
 
 MOST_FAILURES = 20
-"""Failed cases of a run that are shown one by one; what fails in hundreds fails for one reason."""
+"""How many failed cases of a run are shown one by one; hundreds of failures have one reason."""
 _MOST_LETTERS = 160
 
 ENDED_OUTCOMES: tuple[SuiteOutcome, ...] = tuple(outcome for outcome in get_args(SuiteOutcome) if outcome != "running")
@@ -67,7 +67,7 @@ class SuiteStatus:
             yield sample, {}
 
     def read(self, history: History) -> None:
-        """Read what may have changed in the history."""
+        """Read the runs that may have changed in the history."""
         now_s = self._clock_s()
         is_all = self._all_read_s is None or now_s - self._all_read_s >= ALL_READ_S
         read = history.suite_runs(MOST_RUNS if is_all else NEWEST_READ)
@@ -84,7 +84,7 @@ class SuiteStatus:
         }
 
     def _failures_of(self, run: SuiteRecord, history: History) -> _Failures:
-        """Return what failed in a run; as read before, where nothing more has ended in it since."""
+        """Return what failed in a run; as read before, if no more of its cases have ended since."""
         known = self._failures.get(run.id)
         if known is not None and known.cases == run.cases:
             return known
@@ -93,15 +93,15 @@ class SuiteStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failures:
-    """What failed in a run of a suite when so many of its cases had ended."""
+    """What failed in a run of a suite. cases: how many of its cases had ended by then, by outcome."""
 
     cases: Mapping[CaseOutcome, int]
     samples: tuple[Sample, ...]
 
 
 def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
-    """Yield each case that failed with its run, the rank that was first, and what happened to it."""
-    # A fire drill that ends as it should has failed in its suite with a run that is done.
+    """Yield each failed case with its run, the rank that failed first, and what happened to the rank."""
+    # A case may have failed in its suite although its run is done: a fire drill that did not fail.
     failed = [
         (case, run)
         for case, run in runs_by_case(history, record).items()
@@ -122,25 +122,25 @@ def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
 
 
 def _in_short(text: str) -> str:
-    """Return what happened without where the last lines are, which is of use on the node alone."""
+    """Return what happened, without the path of the last lines, which is useful only on the node."""
     return " ".join(text.partition("; its last lines are in ")[0].split())[:_MOST_LETTERS]
 
 
 class _Ends:
-    """Ends of runs and cases, counted so that no count ever falls.
+    """Counts ends of runs and cases, so that no count ever falls.
 
-    A run may be resumed, and its failed cases be repeated: a run that ended as failed and then as done has ended twice,
-    and counts as both. This is known of what happened while this process looked; one that is started later counts each
-    run and case as it ended last, and Prometheus takes the smaller count for a counter's reset.
+    A run may be resumed, and its failed cases repeated: a run that ended as failed and then as done has ended twice,
+    and counts as both. A process knows this only if it saw both ends. A process that starts later counts the last end
+    of each run and case, and Prometheus takes the smaller count for a counter's reset.
     """
 
     def __init__(self) -> None:
         self._suites: dict[str, str] = {}  # By run.
         self._runs: set[tuple[str, SuiteOutcome]] = set()
-        self._cases: dict[tuple[str, CaseOutcome], int] = {}  # The most of each run and outcome.
+        self._cases: dict[tuple[str, CaseOutcome], int] = {}  # The highest count of each run and outcome.
 
     def count(self, record: SuiteRecord) -> None:
-        """Take a run as it is now."""
+        """Count a run in its present state."""
         self._suites[record.id] = record.suite
         if record.outcome != "running":
             self._runs.add((record.id, record.outcome))
@@ -148,7 +148,7 @@ class _Ends:
             self._cases[record.id, outcome] = max(cases, self._cases.get((record.id, outcome), 0))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the counts of each suite; 0 where nothing ended so, since a rate needs a value to grow from."""
+        """Yield the counts of each suite, including zeros, because a rate needs a value to grow from."""
         suites = sorted(set(self._suites.values()))
         runs = {(suite, outcome): 0 for suite in suites for outcome in ENDED_OUTCOMES}
         cases = {(suite, outcome): 0 for suite in suites for outcome in CASE_OUTCOMES}
@@ -163,7 +163,7 @@ class _Ends:
 
 
 def _shown_runs(records: Iterable[SuiteRecord], *, has_active: bool) -> list[SuiteRecord]:
-    """Return of each suite the newest run that has ended, and where has_active those that go on."""
+    """Return the newest ended run of each suite. has_active: also the active runs."""
     by_suite = _by_suite(records)
     ended = [next((run for run in reversed(runs) if run.outcome != "running"), None) for runs in by_suite.values()]
     active = [run for runs in by_suite.values() for run in runs if has_active and _goes_on(run, runs[-1])]
@@ -179,7 +179,7 @@ def _by_suite(records: Iterable[SuiteRecord]) -> dict[str, list[SuiteRecord]]:
 
 
 def _newest(records: Iterable[SuiteRecord], *, has_active: bool) -> Iterator[Sample]:
-    """Yield what is shown of the newest runs of each suite. has_active: of those that go on, too."""
+    """Yield the samples of each suite's newest runs. has_active: also of active runs."""
     for run in _shown_runs(records, has_active=has_active):
         yield from _run_samples(run)
     for suite, runs in _by_suite(records).items():
@@ -193,9 +193,9 @@ def _newest(records: Iterable[SuiteRecord], *, has_active: bool) -> Iterator[Sam
 
 
 def _goes_on(run: SuiteRecord, newest: SuiteRecord) -> bool:
-    """Return whether the run goes on, or stands still: its runner may have died.
+    """Return whether the run is active, or stands still because its runner may have died.
 
-    A run that did nothing more until the suite was started again was given up: nobody will resume it.
+    If a run made no progress before the suite was started again, it was abandoned, and nobody will resume it.
     """
     return run.outcome == "running" and newest.started_ns <= run.progress_ns
 

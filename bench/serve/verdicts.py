@@ -1,6 +1,6 @@
-"""Verdicts of the gate at /metrics: what it says now of each figure of every suite in the history.
+"""Verdicts of the gate at /metrics: the current verdict on each figure of every suite in the history.
 
-It shows what `observatory check` has judged, and judges nothing itself: it only reads the history.
+Shows what `observatory check` has judged; it only reads the history, and judges nothing itself.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from collectors.metrics.metric import Sample
 from collectors.prometheus.exposition import Owned
 
 NIGHTS_READ = 50
-"""Newest runs of a suite that are read to tell what its night lacks."""
+"""How many of a suite's newest runs are read to find what its night lacks."""
 NEWEST_READ = 5
-"""Newest runs of a suite that are read each time: the last that has ended is among them."""
+"""How many of a suite's newest runs are read each time; the last ended one is among them."""
 _MISSING = ("vanished", "stopped")
-"""What no other metric tells: failures and suites that did not run are among those of suites."""
+"""What no other metric reports: the metrics of suites have failures and suites that did not run."""
 
 
 class StandingVerdicts:
-    """The verdicts that stand. on_notice: gets the name of a suite whose verdicts cannot be read."""
+    """The current verdicts. on_notice: called for each suite whose verdicts cannot be read."""
 
     what = "verdicts"
 
@@ -56,7 +56,7 @@ class StandingVerdicts:
                 yield sample, {}
 
     def read(self, history: History) -> None:
-        """Read the suites that were judged since the last time."""
+        """Read the suites that were judged since the last read."""
         judged = judged_suites(history, time.time_ns())
         for suite in self._read.keys() - judged.keys():
             del self._read[suite], self._by_suite[suite]
@@ -80,7 +80,7 @@ def _of_suite(history: History, suite: str, suite_run: str) -> Iterator[Sample]:
     verdicts = standing_verdicts(history, suite, suite_run, known)
     accepted = load_accepted(history, suite)
     hardware = hardware_of(history, (verdict.run for verdict in verdicts))
-    # Machines of one kind that run one suite share a series; of each figure the newest run counts.
+    # Machines of one kind that run one suite share a series; for each figure, the newest run counts.
     newest: dict[SeriesKey, Verdict] = {}
     for verdict in sorted(verdicts, key=lambda verdict: (verdict.started_ns, verdict.run)):
         newest[verdict.key] = verdict

@@ -1,6 +1,6 @@
 """The web configuration file, in the format of Prometheus's own exporters: TLS, passwords and HTTP headers.
 
-Its passwords are bcrypt hashes, and not even these are ever shown.
+The file has only bcrypt hashes of passwords, and even these are never shown.
 Source: prometheus/exporter-toolkit, docs/web-configuration.md.
 """
 
@@ -27,24 +27,25 @@ from bench.store.files import read_small
 from collectors.files import open_regular
 from collectors.prometheus.http_server import ServerConfig
 
-# Checking passwords, of which only the bcrypt hashes are known.
+# Checking passwords against bcrypt hashes.
 
 _COUNTED_BYTES = 72
-"""bcrypt uses no more of a password. Source: Provos and Mazieres 1999, A Future-Adaptable Password Scheme, 3."""
+"""bcrypt ignores further bytes of a password. Source: Provos and Mazieres 1999, A Future-Adaptable Password Scheme,
+3."""
 
 
 class Passwords:
-    """Checks passwords for any number of threads; hashes one at a time, so that a guesser costs one core at most.
+    """Checks passwords for any number of threads; hashes one at a time, so that guessing costs one core at most.
 
-    The password that was right last is kept for each user, since a hash takes a tenth of a second and the same client
-    asks every few seconds. It is kept only as a fingerprint under a random key.
+    It remembers each user's last correct password, because a hash takes a tenth of a second and a client asks every few
+    seconds. It stores only a fingerprint under a random key.
 
-    hashes: by user's name, at least one. matches: bcrypt's comparison of a password and a hash.
+    hashes: by the user's name; at least one. matches: bcrypt's comparison of a password and a hash.
     """
 
     def __init__(self, hashes: Mapping[str, str], *, matches: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self._hashes = {name.encode(): hashed.encode() for name, hashed in hashes.items()}
-        # Compared for an unknown user, so that the time taken does not tell which users exist.
+        # Compared for an unknown user, so that the duration does not reveal which users exist.
         self._decoy = max(self._hashes.values(), key=lambda hashed: hashed.split(b"$")[2])  # The cost: log2 of rounds.
         self._matches = matches
         self._key = secrets.token_bytes(32)
@@ -70,7 +71,7 @@ class Passwords:
 
 
 def _credentials(authorization: str) -> tuple[bytes, bytes] | None:
-    """Return name and password of HTTP's basic authentication; None where the header is of another kind or broken.
+    """Return name and password of HTTP's basic authentication; None if the header has another scheme or is broken.
 
     Source: RFC 7617, section 2.
     """
@@ -96,7 +97,7 @@ _NAMED_CLIENT_CHECKS: dict[str, ClientCheck] = {
     "VerifyClientCertIfGiven": "if given",
     "RequireAndVerifyClientCert": "required",
 }
-"""Without RequestClientCert and RequireAnyClientCert, which take a certificate that anybody may have made."""
+"""Without RequestClientCert and RequireAnyClientCert, which accept a certificate from anybody."""
 _NAMED_VERSIONS = ("TLS12", "TLS13")
 """Without TLS10 and TLS11, which RFC 8996 forbids."""
 _HEADERS: dict[str, tuple[str, ...]] = {
@@ -106,9 +107,9 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "X-Frame-Options": ("deny", "sameorigin"),
     "X-XSS-Protection": (),
 }
-"""The headers that may be added, each with the values it may have; an empty tuple allows any line of ASCII."""
+"""The headers that may be added, each with its allowed values; an empty tuple allows any line of ASCII."""
 MOST_BYTES = 1 << 20
-"""Largest file that is read: YAML is slow, and a web configuration is a page."""
+"""Largest file that is read: YAML is slow, and a web configuration has about a page."""
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 
 
@@ -129,7 +130,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebConfig:
-    """The file's settings. password_hashes: bcrypt's, by user; without any, nobody is asked for a password."""
+    """The file's settings. password_hashes: bcrypt hashes by user; if empty, no password is needed."""
 
     tls: TlsConfig | None = None
     password_hashes: Mapping[str, str] = field(default_factory=dict)
@@ -140,13 +141,13 @@ def read_web_config(path: Path) -> WebConfig:
     """Read the file and check it. Relative paths in it start from its folder.
 
     Raises:
-        Misuse: it cannot be read, or holds a key or value that is not known here.
+        Misuse: it cannot be read, or has an unknown key or value.
     """
     return _File(path).config()
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would silently take the last."""
+    """Refuses a key that is given twice; YAML would silently use the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names: set[str] = set()
@@ -186,9 +187,9 @@ class _File:
             raise self._misuse("its tables are nested too deeply; name a file that is a web configuration") from None
         except yaml.YAMLError:
             raise self._misuse("is not text; it must be YAML in UTF-8") from None
-        except (ArithmeticError, AttributeError, LookupError, ValueError):  # Of PyYAML's constructors.
+        except (ArithmeticError, AttributeError, LookupError, ValueError):  # From PyYAML's constructors.
             raise self._misuse(
-                "a value cannot be read, like a number of 5,000 digits or the date 2001-99-99; quote it"
+                "a value cannot be read, for example a number of 5,000 digits or the date 2001-99-99; quote it"
             ) from None
 
     def _tls(self, table: object) -> TlsConfig:
@@ -196,7 +197,7 @@ class _File:
         words = {
             key: self._text(value, f"{where}.{key}") for key, value in self._table(table, where, _TLS_KEYS).items()
         }
-        for key, text in words.items():  # A path with a NUL, which Python would not even look for.
+        for key, text in words.items():  # For example a path with a NUL, for which Python raises ValueError.
             if not text.isprintable():
                 raise self._misuse(
                     f"{where}.{key} is {json.dumps(text)}; it must be one line without control characters"
@@ -239,9 +240,9 @@ class _File:
     def _headers(self, table: object) -> dict[str, str]:
         where = "http_server_config"
         values = self._table(table, where, ("http2", "headers"))
-        # True is Prometheus's own default and promises nothing: a client may speak HTTP/1 there, too.
+        # True is Prometheus's own default and promises nothing: a client may also speak HTTP/1 there.
         if not isinstance(values.get("http2", False), bool):
-            raise self._misuse(f"{where}.http2 must be true or false; HTTP/1 is spoken here either way")
+            raise self._misuse(f"{where}.http2 must be true or false; the server speaks HTTP/1 either way")
         where += ".headers"
         headers = self._table(values.get("headers"), where, _HEADERS)
         texts = {name: self._text(value, f"{where}.{name}") for name, value in headers.items()}
@@ -253,7 +254,7 @@ class _File:
         return {name: text for name, text in texts.items() if text}
 
     def _table(self, value: object, where: str, known: Collection[str] | None = None) -> dict[str, Any]:
-        """Check that the value is a table, without keys that are not known; None is an empty table."""
+        """Check that the value is a table without unknown keys; None counts as an empty table."""
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -267,7 +268,7 @@ class _File:
         return value
 
     def _text(self, value: object, where: str) -> str:
-        if isinstance(value, (list, dict, set)):  # Not shown: with aliases, a short file writes out as gigabytes.
+        if isinstance(value, (list, dict, set)):  # Not shown: aliases can make a short file gigabytes of text.
             raise self._misuse(f"{where} is a list or table; it must be text")
         if value is not None and not isinstance(value, str):
             raise self._misuse(f"{where} is {_shown(value)}, which is not text; quote it")
@@ -300,7 +301,7 @@ _VERIFY_MODES: dict[ClientCheck, ssl.VerifyMode] = {
 }
 
 _Stamp = tuple[int, int, int]
-"""Time of change in nanoseconds, size and inode: they tell a changed file from an unchanged one."""
+"""Time of change in nanoseconds, size and inode, by which a changed file is recognised."""
 _Stamps = dict[Path, _Stamp | None]
 """The stamp of each file that was read, taken before reading; None for a missing file."""
 
@@ -308,8 +309,8 @@ _Stamps = dict[Path, _Stamp | None]
 class WebGuard:
     """Reads the file, and the files that it names, again whenever one of them has changed; for any number of threads.
 
-    Where the new ones cannot be used, the last configuration stays in force, with a notice: certificate and key are
-    rarely replaced in the same moment, and a slip in the file must neither open the door nor shut out those who watch.
+    If the new files cannot be used, the last configuration stays in force, with a notice: certificate and key are
+    rarely replaced at the same moment, and a slip in the file must neither admit everybody nor lock out the readers.
 
     Raises:
         Misuse: the file, or one that it names, cannot be used.
@@ -323,7 +324,7 @@ class WebGuard:
         self._last_notice = ""
 
     def config(self) -> ServerConfig:
-        """Return the configuration for a client that connects, or asks, now."""
+        """Return the current configuration for a client's connection or request."""
         with self._lock:
             if any(_stamp(file) != stamp for file, stamp in self._stamps.items()):
                 self._read_again()
@@ -370,9 +371,9 @@ def _context(path: Path, config: TlsConfig) -> ssl.SSLContext:
     context.minimum_version, context.maximum_version = _TLS_VERSIONS[config.oldest], _TLS_VERSIONS[config.newest]
     context.verify_mode = _VERIFY_MODES[config.client_check]
     try:
-        for file in (config.certificate, config.key):  # OpenSSL would wait for who writes to a named pipe.
+        for file in (config.certificate, config.key):  # OpenSSL would wait for a writer to a named pipe.
             open_regular(file).close()
-        # With an empty password an encrypted key is refused; without one OpenSSL would ask at the terminal.
+        # An empty password refuses an encrypted key; without a password OpenSSL would ask at the terminal.
         context.load_cert_chain(config.certificate, config.key, password="")
     except OSError as error:
         raise Misuse(

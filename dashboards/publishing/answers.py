@@ -1,4 +1,4 @@
-"""What a push asks of a Grafana, and the ways in which it can end without being done."""
+"""Requests of a push to a Grafana, and the errors with which it can end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Asks one Grafana. url: of its API. send: takes verb, path and body, and returns the answer's JSON.
+    """Sends requests to one Grafana. url: its API's. send: takes verb, path and body, and returns the answer's JSON.
 
     Raises:
-        PublishFailed: it gave none, or refused.
+        PublishFailed: it did not answer, or refused.
     """
 
     url: str
@@ -24,7 +24,7 @@ class Ask:
 
 
 class PublishFailed(RuntimeError):
-    """The Grafana could not be reached, refused, or gave no valid answer. status: of its answer, where it gave one."""
+    """The Grafana could not be reached, refused, or gave no valid answer. status: the answer's, if any."""
 
     def __init__(self, text: str, *, status: int | None = None) -> None:
         super().__init__(text)
@@ -32,11 +32,11 @@ class PublishFailed(RuntimeError):
 
 
 class NotThere(PublishFailed):
-    """Grafana knows no such thing."""
+    """Grafana does not have the requested object."""
 
 
 class PushRefused(RuntimeError):
-    """Nothing was pushed, because it would undo what others did. reasons: each names one thing and the next move."""
+    """Nothing was pushed, because it would undo what others did. reasons: each names one object and the next step."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -44,10 +44,10 @@ class PushRefused(RuntimeError):
 
 
 def find(ask: Ask, path: str, key: str) -> dict[str, Any] | None:
-    """Return what is there, or None.
+    """Return the object at the path, or None.
 
     Raises:
-        PublishFailed: the answer has no such key, and so comes from no Grafana.
+        PublishFailed: the answer lacks the key, so it does not come from a Grafana.
     """
     try:
         answer = ask("GET", path)

@@ -1,6 +1,6 @@
-"""Dashboards as a Grafana has them, by `/api/dashboards` or by the API that follows it, `/apis/dashboard.grafana.app`.
+"""Reads and writes a Grafana's dashboards, by `/api/dashboards` or by its successor, `/apis/dashboard.grafana.app`.
 
-The first is deprecated since Grafana 12, and taken as long as it answers, as every Grafana from 9 on has it.
+The first API is deprecated since Grafana 12, but used as long as it answers, because every Grafana from 9 on has it.
 Source: Grafana, HTTP API, Dashboard API (legacy), and New API structure; never tried on a real Grafana.
 """
 
@@ -15,16 +15,16 @@ from dashboards.publishing.answers import Ask, NotThere, PublishFailed, find
 Request = tuple[str, str, dict[str, Any] | None]
 GROUP = "/apis/dashboard.grafana.app"
 _VERSIONS = ("v1", "v1beta1", "v0alpha1")
-"""Versions of the group that take a dashboard in the form that is rendered, best first; v2 has another form."""
+"""Versions of the group that accept dashboards as they are rendered, best first; v2 has another form."""
 _ANNOTATION = "grafana.app/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A dashboard that is there.
+    """A dashboard in a Grafana.
 
-    document: with its uid and version. folder: UID, None where it is not told. file: what it is provisioned from, None
-    where it is not. revision: of the newer API, which refuses to write over another one.
+    document: with its uid and version. folder: its folder's UID; None if unknown. file: the file from which it is
+    provisioned, or None. revision: its revision in the newer API, which refuses to overwrite another one.
     """
 
     document: dict[str, Any]
@@ -36,44 +36,44 @@ class Board:
 
     @property
     def version(self) -> int:
-        """How often it was saved."""
+        """How often the dashboard was saved."""
         version: int = self.document.get("version", 0)
         return version
 
     def has_tag(self, tag: str) -> bool:
-        """Whether it bears this tag."""
+        """Whether the dashboard has this tag."""
         tags = self.document.get("tags")
         return isinstance(tags, list) and tag in tags
 
 
 class Boards(Protocol):
-    """The dashboards of a Grafana; what writes is returned as a request, which changes nothing yet."""
+    """The dashboards of a Grafana. Writing methods only return a request, which changes nothing yet."""
 
     def read(self, uid: str) -> Board | None:
         """Return the dashboard of this UID, or None."""
 
     def save(self, document: Mapping[str, Any], present: Board | None, folder: str, message: str) -> Request:
-        """Return what writes a dashboard over the one that was read, into this folder."""
+        """Return the request that saves a dashboard over the one that was read, in this folder."""
 
     def delete(self, uid: str) -> Request:
-        """Return what deletes a dashboard."""
+        """Return the request that deletes a dashboard."""
 
 
 def boards_of(ask: Ask) -> Boards:
-    """Return the dashboards of this Grafana, by the API that it has."""
+    """Return the dashboards of this Grafana, through the API that it has."""
     try:
         ask("GET", "/dashboards/home")
     except NotThere:
         return _by_newer_api(ask) or _ByFirstApi(ask)
     except PublishFailed as error:
-        if error.status != 403:  # It is there, and what may be done there is seen at each dashboard.
+        if error.status != 403:  # The API exists; rights are checked for each dashboard.
             raise
     return _ByFirstApi(ask)
 
 
 @dataclass(frozen=True, slots=True)
 class _ByFirstApi:
-    """By `/api/dashboards`."""
+    """Dashboards through `/api/dashboards`."""
 
     ask: Ask
 
@@ -100,7 +100,7 @@ class _ByFirstApi:
 
 
 def _by_newer_api(ask: Ask) -> _ByNewerApi | None:
-    """Return the dashboards by the newer API; None where the Grafana has it in no version that we can write."""
+    """Return the dashboards through the newer API; None if the Grafana has no version of it that we can write."""
     try:
         group = ask("GET", GROUP)
     except NotThere:
@@ -116,7 +116,7 @@ def _by_newer_api(ask: Ask) -> _ByNewerApi | None:
 
 @dataclass(frozen=True, slots=True)
 class _ByNewerApi:
-    """By `/apis/dashboard.grafana.app`, whose dashboards are resources; a generation there is a version here."""
+    """Dashboards through `/apis/dashboard.grafana.app`, where they are resources; its generation is our version."""
 
     ask: Ask
     version: str

@@ -1,6 +1,6 @@
-"""What differs between JSON that is sent to a server and what the server has of it.
+"""Compares JSON that is sent to a server with the server's version.
 
-A server adds keys of its own, and fills in others. So only what is sent is compared, at every depth.
+A server adds keys, and fills in others, so only keys that are sent are compared, at every depth.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 from typing import Any
 
 MOST_LINES = 40
-"""How much of a difference is shown: more is read by nobody in a terminal."""
+"""How many lines of a difference are shown; nobody reads more in a terminal."""
 _MOST_LETTERS = 160
 
 
 def covers(present: Any, wanted: Any) -> bool:
-    """Return whether what is present has all that is wanted; it may have further keys. None may also be absent."""
+    """Return whether `present` has all that is wanted, and possibly further keys. A wanted None may also be absent."""
     if isinstance(wanted, dict):
         return isinstance(present, dict) and all(covers(present.get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
@@ -28,14 +28,14 @@ def covers(present: Any, wanted: Any) -> bool:
 
 
 def difference(present: Any, wanted: Any) -> tuple[str, ...]:
-    """Return the lines that would go and those that would come, of sorted JSON, without keys that only the server has.
+    """Return the lines of sorted JSON that would be removed and added, without keys that only the server has.
 
-    Beyond `MOST_LINES` the rest is counted.
+    Beyond `MOST_LINES`, the other lines are only counted.
     """
     before, after = (
         json.dumps(value, indent=1, sort_keys=True).splitlines() for value in (_as_sent(present, wanted), wanted)
     )
-    changed = list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]  # Without the names of two files.
+    changed = list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]  # Without the file names.
     lines = [f"{line[:_MOST_LETTERS]}..." if len(line) > _MOST_LETTERS else line for line in changed[:MOST_LINES]]
     if len(changed) > MOST_LINES:
         lines.append(f"... and {len(changed) - MOST_LINES} lines more")
@@ -43,7 +43,7 @@ def difference(present: Any, wanted: Any) -> tuple[str, ...]:
 
 
 def _as_sent(present: Any, wanted: Any) -> Any:
-    """Return what is present without keys that are not wanted; elements of lists are matched by their place."""
+    """Return `present` without keys that are not wanted; elements of lists are matched by position."""
     if isinstance(present, dict) and isinstance(wanted, dict):
         return {key: _as_sent(value, wanted[key]) for key, value in present.items() if key in wanted}
     if isinstance(present, list) and isinstance(wanted, list):

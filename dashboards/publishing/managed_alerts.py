@@ -1,7 +1,7 @@
 """Alerts as Grafana-managed rules, in the form of Grafana's provisioning API.
 
-Grafana records no series here, so alerts that need recorded ones are left out; Prometheus evaluates these from
-rendered/rules.yaml. Not carried over: `keep_firing_for`, which only Grafana 12 knows.
+Grafana records no series here, so alerts that need recorded series are left out; Prometheus evaluates these from
+rendered/rules.yaml. `keep_firing_for`, which only Grafana 12 knows, is also left out.
 Source: Grafana, HTTP API, Alerting provisioning; its template functions lack `query`.
 """
 
@@ -15,7 +15,7 @@ from dashboards.rules import Alert, Group, minutes
 from dashboards.thresholds import Links
 
 _HAS_RESULT = "is_number($A) || is_nan($A) || is_inf($A)"
-"""Prometheus alerts on each series of a result, whatever its value; Grafana's condition would take 0 for false."""
+"""Prometheus alerts on each series of a result, whatever its value, but Grafana's condition would treat 0 as false."""
 _SECONDS = 600
 _MINUTES = {"d": 1440, "h": 60, "m": 1}
 
@@ -23,7 +23,7 @@ _MINUTES = {"d": 1440, "h": 60, "m": 1}
 def managed_alerts(
     groups: tuple[Group, ...], links: Links, *, folder_uid: str, data_source_uid: str
 ) -> list[dict[str, Any]]:
-    """Return the alerts that Grafana can evaluate as its rules; it does so each minute, its usual interval."""
+    """Return the alerts that Grafana can evaluate, as its rules; it evaluates them every minute, its usual interval."""
     without = left_out(groups, links)
     return [
         _managed(alert, alert_rule(alert, links, can_query=False), group.name, folder_uid, data_source_uid)
@@ -46,7 +46,7 @@ def left_out(groups: tuple[Group, ...], links: Links) -> list[str]:
 
 
 def _queries(annotations: dict[str, str]) -> bool:
-    """Return whether a text queries Prometheus for more, which Grafana's templates cannot."""
+    """Return whether a text queries Prometheus, which Grafana's templates cannot do."""
     return any(re.search(r"\{\{[^}]*\bquery\b", text) for text in annotations.values())
 
 
@@ -75,7 +75,7 @@ def _managed(alert: Alert, rule: dict[str, Any], group: str, folder_uid: str, da
         "noDataState": "OK",
         "execErrState": "Error",
         "labels": rule["labels"],
-        # Grafana's $value is a text that lists all values.
+        # In Grafana, $value is a text that lists all values.
         "annotations": {
             name: re.sub(r"\$value\b", "$values.A.Value", text) for name, text in rule["annotations"].items()
         },
@@ -83,7 +83,7 @@ def _managed(alert: Alert, rule: dict[str, Any], group: str, folder_uid: str, da
 
 
 def _duration(rest: int) -> str:
-    """Return minutes as Grafana writes a duration: 60 are `1h`, and 90 `1h30m`."""
+    """Return minutes as Grafana writes a duration: `1h` for 60, and `1h30m` for 90."""
     text = ""
     for unit, size in _MINUTES.items():
         count, rest = divmod(rest, size)

@@ -1,8 +1,8 @@
-"""What a push leaves in each thing that it writes, by which the next push tells whether somebody changed it since.
+"""Marks that a push leaves in each object that it writes, by which the next push sees whether somebody changed it.
 
-A dashboard keeps what was sent and the version that it became: a person who saves it makes another version, even with
-the mark still in it. Data sources and alert rules keep a hash of the values that were sent; Grafana adds keys to both,
-so that only those that a push gives are hashed.
+A dashboard's mark has a hash of what was sent and the resulting version: if a person saves the dashboard, it gets
+another version, even with the mark still in it. The mark of a data source or alert rule is a hash of the values that
+were sent. Grafana adds keys to both, so only the keys of a push are hashed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import json
 from typing import Any
 
 DASHBOARD_KEY = DATA_SOURCE_KEY = "observatoryPush"
-"""Of a dashboard, and of a data source's jsonData."""
+"""Key of the mark in a dashboard, and in a data source's jsonData."""
 ALERT_KEY = "__observatory_push__"
-"""An annotation. Grafana leaves those with such underscores out of what it sends to people."""
+"""Annotation with the mark. Grafana leaves annotations with such underscores out of notifications."""
 
 _RULE_KEYS = ("title", "folderUID", "ruleGroup", "condition", "for", "noDataState", "execErrState", "labels")
 _QUERY_KEYS = ("refId", "datasourceUid", "relativeTimeRange")
@@ -22,22 +22,22 @@ _MODEL_KEYS = ("expr", "expression", "type", "instant", "range")
 
 
 def of(value: Any) -> str:
-    """Return the same short text for equal values."""
+    """Return a short hash of a value; equal values have the same."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def of_dashboard(wanted: dict[str, Any], version: int) -> dict[str, Any]:
-    """Return the mark of a dashboard that is sent and becomes this version."""
+    """Return the mark of a dashboard that is sent and will have this version."""
     return {"sent": of(wanted), "version": version}
 
 
 def of_data_source(source: dict[str, Any]) -> str:
-    """Return the mark that this data source would have, had a push written it as it is."""
+    """Return the mark that this data source would have if a push had written it as it is."""
     return of([source.get("type"), source.get("url"), (source.get("jsonData") or {}).get("timeInterval")])
 
 
 def of_alert(rule: dict[str, Any]) -> str:
-    """Return the mark that this alert rule would have, had a push written it as it is."""
+    """Return the mark that this alert rule would have if a push had written it as it is."""
     return of(
         [
             [rule.get(key) for key in _RULE_KEYS],

@@ -1,9 +1,9 @@
-"""Plans a push: what a Grafana lacks of folder, data source, dashboards and alerts, found by reading alone.
+"""Plans a push: finds by reading which folder, data source, dashboards and alerts a Grafana lacks.
 
-What would undo others' work is refused before anything is written: all of it is named at once. Whether somebody has
-changed a thing since the last push is told by the mark that it left (publishing/marks.py), and of a dashboard without
-one, as of older releases, by Grafana's history of versions: each push leaves a message there, and a person's save
-another one or none.
+Refuses to undo others' work before anything is written, and names all such objects at once. The mark of the last push
+(publishing/marks.py) shows whether somebody has changed an object since. For a dashboard without a mark, as from older
+releases, Grafana's history of versions shows it: each push leaves a message there, and a person's save another message
+or none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dashboards.thresholds import Thresholds
 FOLDER_UID, FOLDER_TITLE = "parallel-observatory", "Parallel Observatory"
 DEFAULT_PROMETHEUS = "http://localhost:9090"
 MESSAGE = "observatory dashboards push"
-"""Of each version that a push saves; older releases left the same one."""
+"""Message of each version that a push saves, the same in older releases."""
 OLDEST_GRAFANA = 9
 
 _MOST_CHANGES = 4
@@ -40,11 +40,12 @@ Change = Literal["created", "updated", "moved to its new UID", "unchanged", "tak
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a push is to bring about.
+    """The goal of a push.
 
-    prometheus_url: where Grafana finds the Prometheus, seen from Grafana. scrape_interval: of that Prometheus, such as
-    `15s`. None leaves what the data source has.
-    folder: UID or title; None is our own. data_source: UID of one that exists and is not changed; None is our own.
+    prometheus_url: Prometheus's address as Grafana reaches it. scrape_interval: that Prometheus's, for example `15s`.
+    None keeps the data source's value.
+    folder: UID or title; None means our own folder. data_source: UID of an existing data source, which is not changed;
+    None means our own.
     alerts: groups of alerts for Grafana to evaluate, and their thresholds; None leaves them to Prometheus.
     is_forced: overwrite what a person has changed.
     """
@@ -60,9 +61,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What becomes of one thing. difference: lines, where it is updated. request: what writes it.
+    """What a push does with one object. difference: lines, if it is updated. request: writes it.
 
-    lies_in: UID of a dashboard's folder. cleaning: what is done when it is written, as deleting its older self.
+    lies_in: UID of a dashboard's folder. cleaning: a request to send after writing, for example to delete an older
+    dashboard.
     """
 
     what: str
@@ -75,22 +77,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The steps in their order. refusals: what of others they would undo, each with the next move."""
+    """The steps in order. refusals: others' changes that the steps would undo, each with the next step."""
 
     steps: tuple[Step, ...]
     refusals: tuple[str, ...]
 
     def check(self) -> None:
-        """Raise `PushRefused` where something of others would be undone."""
+        """Raise `PushRefused` if the plan would undo others' changes."""
         if self.refusals:
             raise PushRefused(list(self.refusals))
 
 
 def plan(ask: Ask, wanted: Wanted) -> Plan:
-    """Ask the Grafana what it has, changing nothing, and return what a push would do.
+    """Read what the Grafana has, without changing anything, and return what a push would do.
 
     Raises:
-        PublishFailed: it could not be reached, is too old, or gave no valid answer.
+        PublishFailed: it cannot be reached, is too old, or gave no valid answer.
     """
     _check_version(ask)
     refusals: list[str] = []
@@ -99,7 +101,7 @@ def plan(ask: Ask, wanted: Wanted) -> Plan:
     steps = [folder, source]
     boards = boards_of(ask) if wanted.dashboards else None
     for dashboard in wanted.dashboards:
-        assert boards is not None, "asked for, as there are dashboards"
+        assert boards is not None, "there are dashboards"
         pointed = _pointed_at(dashboard, source_uid, source_name)
         steps.append(_dashboard(ask, boards, pointed, folder_uid, wanted, refusals))
     if wanted.alerts is not None:
@@ -107,12 +109,12 @@ def plan(ask: Ask, wanted: Wanted) -> Plan:
         rules = managed_alerts(groups, thresholds.links, folder_uid=folder_uid, data_source_uid=source_uid)
         steps += [_alert(ask, rule, refusals, is_forced=wanted.is_forced) for rule in rules]
     elif not any(step.lies_in == folder_uid for step in steps):
-        steps = [step for step in steps if step is not folder or step.request is None]  # Nothing would be in it.
+        steps = [step for step in steps if step is not folder or step.request is None]  # It would be empty.
     return Plan(steps=tuple(steps), refusals=tuple(refusals))
 
 
 def _check_version(ask: Ask) -> None:
-    """Refuse a Grafana that reports a version that is too old; Grafana may hide its version, and a proxy its health."""
+    """Refuse a Grafana that reports a too old version. Grafana may hide its version, and a proxy its health."""
     try:
         answer = ask("GET", "/health")
     except NotThere:
@@ -129,7 +131,7 @@ def _check_version(ask: Ask) -> None:
 
 
 def _folder(ask: Ask, named: str | None, refusals: list[str]) -> tuple[Step, str]:
-    """Return the step for the folder, and its UID. Another owner's folder is used only where its name was given."""
+    """Return the step for the folder, and its UID. Another owner's folder is used only if the user named it."""
     title = FOLDER_TITLE if named is None else named
     own = FOLDER_UID if named is None else f"{FOLDER_UID}-{hashlib.sha256(title.encode()).hexdigest()[:12]}"
     uids = [own] if named is None or not _UID.fullmatch(named) else [named, own]
@@ -141,10 +143,10 @@ def _folder(ask: Ask, named: str | None, refusals: list[str]) -> tuple[Step, str
     alike = [entry for entry in _listed(ask, f"/search?{query}") if entry.get("title") == title]
     known = ", ".join(str(entry.get("uid")) for entry in alike)
     if alike and named is None:
-        refusals.append(f"folder {json.dumps(title)} is somebody else's; --folder {known} uses it nevertheless")
+        refusals.append(f"folder {json.dumps(title)} is somebody else's; --folder {known} uses it anyway")
     elif len(alike) > 1:
         refusals.append(
-            f"folder {json.dumps(title)}: there are {len(alike)} of that name; use --folder with one of {known}"
+            f"folder {json.dumps(title)}: there are {len(alike)} folders of that name; use --folder with one of {known}"
         )
     elif alike:
         uid = str(alike[0].get("uid"))
@@ -165,7 +167,7 @@ def _present_folder(folder: dict[str, Any], refusals: list[str]) -> Step:
 def _listed(ask: Ask, path: str) -> list[dict[str, Any]]:
     try:
         entries = ask("GET", path)
-    except NotThere:  # Then Grafana refuses to make what has the name of another.
+    except NotThere:  # Grafana will then refuse a duplicate name.
         return []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise PublishFailed(f"GET {ask.url}{path}: the answer is not the expected list; is this a Grafana?")
@@ -176,12 +178,12 @@ def _listed(ask: Ask, path: str) -> list[dict[str, Any]]:
 
 
 def _data_source(ask: Ask, wanted: Wanted, refusals: list[str]) -> tuple[Step, str, str]:
-    """Return what becomes of the data source, its UID and its name."""
+    """Return the step for the data source, its UID and its name."""
     uid = wanted.data_source or DATA_SOURCE_UID
     try:
         present = find(ask, f"/datasources/uid/{quote(uid, safe='')}", "uid")
     except PublishFailed as error:
-        # An Editor may ask data sources, but neither look at their settings nor change them.
+        # An Editor may query data sources, but neither see nor change their settings.
         is_enough = error.status == 403 and wanted.prometheus_url is None and wanted.scrape_interval is None
         name = _visible_name(ask, uid) if is_enough else None
         if name is None:
@@ -190,10 +192,10 @@ def _data_source(ask: Ask, wanted: Wanted, refusals: list[str]) -> tuple[Step, s
     if wanted.data_source is not None:
         name = uid if present is None else str(present.get("name", uid))
         if present is None:
-            refusals.append(f"data source {json.dumps(uid)} is not there; name the UID of one that is")
+            refusals.append(f"data source {json.dumps(uid)} does not exist; name the UID of one that does")
         elif present.get("type") != "prometheus":
             refusals.append(
-                f"data source {json.dumps(name)} is of the type {json.dumps(present.get('type'))}; name a Prometheus"
+                f"data source {json.dumps(name)} has the type {json.dumps(present.get('type'))}; name a Prometheus"
             )
         return Step(what=f"data source {json.dumps(name)}", change="taken as it is"), uid, name
     if present is None:
@@ -208,7 +210,7 @@ def _data_source(ask: Ask, wanted: Wanted, refusals: list[str]) -> tuple[Step, s
 
 
 def _own_data_source(present: dict[str, Any] | None, wanted: Wanted, refusals: list[str]) -> Step:
-    """Give it what was named; what was not stays, as its name and how it is asked do, which its owners may change."""
+    """Set what the user named; keep the rest, including the name and the way of querying, which owners may change."""
     if present is None:
         body: dict[str, Any] = {
             "uid": DATA_SOURCE_UID,
@@ -247,19 +249,19 @@ def _own_data_source(present: dict[str, Any] | None, wanted: Wanted, refusals: l
 
 
 def _marked(source: dict[str, Any]) -> dict[str, Any]:
-    """Return the data source with the mark of a push that writes it."""
+    """Return the data source with the mark of the push that writes it."""
     return {**source, "jsonData": {**source["jsonData"], marks.DATA_SOURCE_KEY: marks.of_data_source(source)}}
 
 
 def _in_short(changes: Sequence[str]) -> str:
-    """Return what would go and what would come, on one line."""
+    """Return what would be removed and added, on one line."""
     lines = [" ".join(line.split()).rstrip(",") for line in changes if line[:1] in "+-"]
     rest = f", and {len(lines) - _MOST_CHANGES} lines more" if len(lines) > _MOST_CHANGES else ""
     return ", ".join(lines[:_MOST_CHANGES]) + rest
 
 
 def _visible_name(ask: Ask, uid: str) -> str | None:
-    """Return the name of a Prometheus that this account may ask, or None; Grafana's own pages read these settings."""
+    """Return the name of a Prometheus that this account may query, or None, from the settings for Grafana's pages."""
     settings = find(ask, "/frontend/settings", "datasources")
     sources: Mapping[str, Any] = {} if settings is None else settings["datasources"]
     for name, source in sources.items():
@@ -272,7 +274,7 @@ def _visible_name(ask: Ask, uid: str) -> str | None:
 
 
 def _pointed_at(dashboard: dict[str, Any], source_uid: str, source_name: str) -> dict[str, Any]:
-    """Return the dashboard with this data source chosen, and without the two numbers that Grafana sets."""
+    """Return the dashboard with this data source chosen, and without the id and version that Grafana sets."""
     pointed = {key: value for key, value in dashboard.items() if key not in ("id", "version")}
     templating = pointed.get("templating", {})
     chosen = {"selected": True, "text": source_name, "value": source_uid}
@@ -286,10 +288,10 @@ def _pointed_at(dashboard: dict[str, Any], source_uid: str, source_name: str) ->
 def _dashboard(
     ask: Ask, boards: Boards, sent: dict[str, Any], folder_uid: str, wanted: Wanted, refusals: list[str]
 ) -> Step:
-    """Save a dashboard over the version that was read; Grafana refuses it where somebody changed that meanwhile.
+    """Save a dashboard over the version that was read; Grafana refuses that if somebody has changed it meanwhile.
 
-    One that lies in another folder was moved there, and stays, unless a folder was named. One of ours under the UID of
-    older releases gives way to the new one.
+    A dashboard in another folder was moved there and stays, unless the user named a folder. One of ours with the UID of
+    older releases is replaced by the new one.
     """
     what = f"dashboard {json.dumps(sent['title'])}"
 
@@ -301,10 +303,10 @@ def _dashboard(
     present, older = boards.read(sent["uid"]), None
     if present is None:
         older = boards.read(sent["uid"].removeprefix(UID_PREFIX))
-        if older is None or not older.has_tag(TAG):  # What has that UID without our tag is somebody else's.
+        if older is None or not older.has_tag(TAG):  # Without our tag it is somebody else's.
             return Step(what=what, change="created", request=save(None, folder_uid), lies_in=folder_uid)
     dashboard = present or older
-    assert dashboard is not None, "one of both is there"
+    assert dashboard is not None, "one of the two exists"
     if not dashboard.has_tag(TAG):
         refusals.append(
             f"{what}: the dashboard {json.dumps(dashboard.document.get('title'))} has its UID {sent['uid']} and lacks"
@@ -350,18 +352,18 @@ def _dashboard(
 
 
 def _others_save(ask: Ask, uid: str) -> str | None:
-    """Return who saved the newest version of a dashboard where that was no push, as the end of a sentence, or None."""
+    """Return who saved the newest version of a dashboard, as the end of a sentence; None if a push did."""
     path = f"/dashboards/uid/{uid}/versions?limit=1"
     try:
         answer = ask("GET", path)
     except NotThere:
-        return "has no history that tells who saved it"
+        return "has no history that shows who saved it"
     # Grafana 9 and 10 give a list; later ones a page of it.
     versions = answer.get("versions") if isinstance(answer, dict) else answer
     if not isinstance(versions, list) or not all(isinstance(version, dict) for version in versions):
         raise PublishFailed(f"GET {ask.url}{path}: the answer is not a list of versions; is this a Grafana?")
     if not versions:
-        return "has no history that tells who saved it"
+        return "has no history that shows who saved it"
     newest = max(versions, key=lambda version: version.get("version", 0))
     if newest.get("message") == MESSAGE:
         return None
@@ -381,7 +383,7 @@ def _alert(ask: Ask, rule: dict[str, Any], refusals: list[str], *, is_forced: bo
     try:
         present = ask("GET", path)
     except PublishFailed as error:
-        if error.status != 404:  # Grafana says no more than that where there is no such rule.
+        if error.status != 404:  # Grafana's answer if there is no such rule.
             raise
         return Step(what=what, change="created", request=("POST", rules, marked))
     if not isinstance(present, dict):

@@ -1,7 +1,7 @@
-"""Publishes folder, data source, dashboards and alerts to a Grafana, and changes nothing that is already so.
+"""Publishes folder, data source, dashboards and alerts to a Grafana, and changes only what differs.
 
-Uses grafana-api, which is archived: whatever it or the server does wrong becomes one `PublishFailed` here. What there
-is to do is planned in publishing/plan.py, by reading alone.
+Uses grafana-api, which is archived; every failure of it or of the server becomes a `PublishFailed`. publishing/plan.py
+plans the steps, by reading only.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ADVICE = {
     401: "the token in GRAFANA_TOKEN is not valid there",
     403: "the token's account may not do that; it needs the role Editor, and Admin for the data source"
     " and for alerts; with --data-source an Editor takes one that exists",
-    404: "is this a Grafana, and has its address a path?",
+    404: "is this a Grafana, and does its address need a path?",
     409: "something else there has that name; rename that, or take it with --folder or --data-source",
     412: "somebody changed it meanwhile, or something else has that name; look there, then push again",
 }
 
 _LOGIN_WORDS = frozenset({"login", "signin", "sso", "oauth", "oauth2", "auth", "authorize", "saml"})
-"""In the address of a page to log in."""
+"""Words in the address of a login page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,11 @@ def parse_address(url: str) -> Address:
     """Return the parts of a Grafana's URL.
 
     Raises:
-        ValueError: it is no http or https address, or holds a user, a password, a query or a fragment.
+        ValueError: it is not an http or https address, or has a user, a password, a query or a fragment.
     """
     parts = _split(url, "Grafana", "http://host:3000 or https://host/grafana")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("the Grafana's address holds a user; leave it out and put a token into GRAFANA_TOKEN")
+        raise ValueError("the Grafana's address has a user name; leave it out and put a token into GRAFANA_TOKEN")
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     path = parts.path.strip("/")
     return Address(protocol=parts.scheme, host=host, port=parts.port, prefix=f"{path}/" if path else "")
@@ -68,7 +68,7 @@ def check_prometheus(url: str) -> None:
     """Check that Grafana could ask a Prometheus at this address.
 
     Raises:
-        ValueError: it is no http or https address, or holds a query or a fragment.
+        ValueError: it is not an http or https address, or has a query or a fragment.
     """
     _split(url, "Prometheus", "http://host:9090 or https://host/prometheus")
 
@@ -77,10 +77,10 @@ def _split(url: str, whose: str, looks: str) -> SplitResult:
     """Return the parts of a server's URL, each checked."""
     try:
         parts = urlsplit(url)
-        assert parts.port is None or parts.port >= 0, "asked for, so that one that is none is refused"
+        assert parts.port is None or parts.port >= 0, "reading it refuses a port that is no number"
         (parts.hostname or "").encode("idna")
-    except UnicodeError:  # A part of the host's name is empty, or has more than 63 letters.
-        raise ValueError(f"the {whose}'s address has no name of a machine; it looks like {looks}") from None
+    except UnicodeError:  # A part of the host's name is empty, or longer than 63.
+        raise ValueError(f"the {whose}'s address has no valid host name; it looks like {looks}") from None
     except ValueError as error:
         raise ValueError(f"the {whose}'s address cannot be read: {error}; it looks like {looks}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -102,13 +102,13 @@ def publish(
     is_dry_run: bool = False,
     request_s: float = REQUEST_S,
 ) -> Iterator[Step]:
-    """Bring a Grafana to the wanted state, one thing after the other, and yield what became of each.
+    """Bring a Grafana to the wanted state, one object after the other, and yield each step.
 
-    is_dry_run: only ask what there is, and yield what would become of each. request_s: see REQUEST_S.
+    is_dry_run: only read, and yield what each step would do. request_s: see REQUEST_S.
 
     Raises:
-        PushRefused: something of others would be undone; nothing was written.
-        PublishFailed: what was done before stays; a second push goes on from there.
+        PushRefused: others' changes would be undone; nothing was written.
+        PublishFailed: earlier steps remain; another push continues from there.
     """
     ask = _connected(address, token, request_s)
     planned = plan(ask, wanted)
@@ -128,14 +128,14 @@ def publish(
 
 @contextmanager
 def _of(step: Step) -> Iterator[None]:
-    """Name in a failure what was being written, and what to do where it turns out to be of a file."""
+    """Add to a failure what was being written, and what to do if it is provisioned from a file."""
     try:
         yield
     except PublishFailed as error:
         is_provisioned = error.status == 400 and "provisioned" in str(error)
         advice = (
-            "; it is of a file of that Grafana, which no push changes: put the rendered file there, or take it out of"
-            " the provisioning and push again, which continues from here"
+            "; it is provisioned from a file of that Grafana, which no push changes: put the rendered file there, or"
+            " take it out of the provisioning and push again, which continues from here"
         )
         raise PublishFailed(f"{step.what}: {error}{advice if is_provisioned else ''}", status=error.status) from None
 
@@ -152,11 +152,11 @@ def _connected(address: Address, token: str, request_s: float) -> Ask:
             protocol=address.protocol,
             timeout=_TIMEOUT_S,
         )
-        face.api.s.max_redirects = 0  # Redirected, a POST would become a GET, and look like a success.
+        face.api.s.max_redirects = 0  # A redirected POST would become a GET, and look like a success.
         return face.api
 
     api, newer = client(), client()
-    newer.url = newer.url.removesuffix("/api")  # The newer APIs stand beside the first one: /apis/...
+    newer.url = newer.url.removesuffix("/api")  # The newer APIs are at /apis/..., not below /api.
 
     def send(verb: str, path: str, body: dict[str, Any] | None) -> Any:
         at = newer if path.startswith("/apis/") else api
@@ -173,9 +173,9 @@ def _connected(address: Address, token: str, request_s: float) -> Ask:
 
 
 def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return what the question answers, and whether it did in this time; raise what it raises.
+    """Return the call's result, and whether it came in this time; raise what the call raises.
 
-    The client's own limit begins anew with each byte. A thread that is late is left behind, and ends with the program.
+    The client's own limit restarts with each byte. A late thread is abandoned, and ends with the program.
     """
     done: Future[Any] = Future()
 
@@ -194,7 +194,7 @@ def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:
 def _errors_in_words(request: str, token: str) -> Iterator[None]:
     """Turn each failure of a request into one line that names its kind, without the token.
 
-    The client reads `message` from any error body; a plain text with that word in it, or a body that is no object,
+    The client reads `message` from any error body; a plain text with that word in it, or a body that is not an object,
     makes it raise TypeError. All errors of requests are OSErrors; for an answer that is not JSON, the error is also a
     JSONDecodeError.
     """
@@ -222,7 +222,7 @@ def _errors_in_words(request: str, token: str) -> Iterator[None]:
 
 
 def _redirected(elsewhere: str) -> str:
-    """Return what to do where a server sends on to this address."""
+    """Return what to do if a server redirects to this address."""
     words = re.split(r"[^a-z0-9]+", elsewhere.lower())
     if _LOGIN_WORDS.isdisjoint(words):
         return "push to that address"

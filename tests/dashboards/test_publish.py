@@ -221,7 +221,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(
     grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = _refused("http://admin:hunter2@host:3000", 2, capsys)
-    assert "holds a user" in line
+    assert "has a user name" in line
     assert "hunter2" not in line
 
 
@@ -236,8 +236,8 @@ def test_an_address_is_taken_apart() -> None:
         ("not a url", 'the Prometheus\'s address is "not a url"; it looks like http://host:9090'),
         ("localhost:9090", "it looks like http://host:9090"),
         ("http://host:99999", "Port out of range"),
-        ("http://a..b", "has no name of a machine"),
-        (f"http://{'a' * 64}", "has no name of a machine"),
+        ("http://a..b", "has no valid host name"),
+        (f"http://{'a' * 64}", "has no valid host name"),
         ("ftp://me:hunter2@host", 'address is "ftp://host"'),
     ],
 )

@@ -24,7 +24,7 @@ from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed, Misuse
 
 INDEX = "JOB_COMPLETION_INDEX"
-"""Variable that Kubernetes sets in each pod of an Indexed Job: its number, from 0."""
+"""Variable that Kubernetes sets in each pod of an Indexed Job: the pod's number, from 0."""
 COMING_S = 1800.0
 """How long the other pods of a JobSet may take to connect: each may have to pull the image."""
 
@@ -84,11 +84,11 @@ class PodAllocation:
         Raises:
             InfrastructureFailed: always.
         """
-        raise InfrastructureFailed("the engine kubernetes runs no other source tree; use local, slurm or ray")
+        raise InfrastructureFailed("the engine kubernetes cannot run another source tree; use local, slurm or ray")
 
 
 class PodPlacement:
-    """An `AgentPlacement`: starts the agent of this pod, and awaits those of the other pods."""
+    """An `AgentPlacement`: starts this pod's agent, and awaits the other pods' agents."""
 
     name = "kubernetes"
 

@@ -1,7 +1,7 @@
 """Manifests of a suite on Kubernetes: a JobSet, or Kubeflow's TrainJob with its runtime, and what its pods mount.
 
-All pods are one Indexed Job, whose completion index is the node's number, so that their order and their names stay. The
-first is the runner. Checked against the schemas of JobSet 0.12 and Kubeflow Trainer 2.3; never run on a cluster.
+All pods are one Indexed Job whose completion index is the node's number, so their order and names stay. The first pod
+is the runner. Checked against the schemas of JobSet 0.12 and Kubeflow Trainer 2.3; never run on a cluster.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Form = Literal["jobset", "trainjob"]
 Manifest = dict[str, Any]
 
 RESULTS = "/var/lib/parallel-observatory"
-"""Where the volume for results is mounted; the DaemonSet of `observatory serve` has its own there."""
+"""Where the volume for results is mounted; the DaemonSet of `observatory serve` mounts its own volume there."""
 SECRET_FOLDER = "/etc/parallel-observatory/key"
 SUITE_FOLDER = "/etc/parallel-observatory/suite"
 OWN_FOLDER = "/run/parallel-observatory"
 KEY_ENTRY = "key"
 JOB = "node"
-"""Name of the replicated job, and of its container, which Kubeflow's runtimes call so, too."""
+"""Name of the replicated job and of its container; Kubeflow's runtimes use the same name."""
 FINAL_CODES = (2, 3, 5, 70)
-"""Exit codes of `observatory` after which another attempt would end alike."""
+"""Exit codes of `observatory` after which another attempt would end the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteJob:
     """A suite to run in pods.
 
-    suite: its name. file: its text, if the image does not contain it. ranks_per_node: None spreads the ranks evenly.
-    words: further arguments of `observatory suite run`, such as --set. key_secret: name of an existing Secret; None
-    renders a new one.
+    suite: the suite's name. file: the suite file's text, if the image does not contain it. ranks_per_node: None spreads
+    the ranks evenly. words: further arguments of `observatory suite run`, such as --set. key_secret: name of an
+    existing Secret; None renders a new one.
     """
 
     suite: str
@@ -62,7 +62,7 @@ class SuiteJob:
 
     @property
     def gpus(self) -> int:
-        """GPUs of a pod.
+        """The number of GPUs per pod.
 
         Raises:
             Misuse: the number is unknown, or smaller than the number of ranks.
@@ -84,10 +84,10 @@ class SuiteJob:
 def check_nodes(suite: str, cases: Iterable[tuple[str, int | None]], nodes: int, ranks_per_node: int | None) -> None:
     """Refuse nodes that no case of the suite would use.
 
-    cases: name and number of ranks; None means as many as there are GPUs.
+    cases: name and number of ranks; None means one per GPU.
 
     Raises:
-        Misuse: there are such nodes.
+        Misuse: no case uses all nodes.
     """
     needs = [(nodes if ranks is None else -(-ranks // (ranks_per_node or 1)), name) for name, ranks in cases]
     most, name = max(needs)
@@ -101,7 +101,7 @@ def check_nodes(suite: str, cases: Iterable[tuple[str, int | None]], nodes: int,
 def manifests(job: SuiteJob, form: Form = "jobset") -> list[Manifest]:
     """Return the manifests in the order in which they must be created.
 
-    Unless a Secret is named, a new one has a fresh key. Names come from the settings, or follow from the suite's.
+    Unless the job names a Secret, a new Secret has a fresh key. Names come from the settings, or from the suite's name.
 
     Raises:
         Misuse: the pods' GPUs are unknown or too few, or a name is invalid.
@@ -174,7 +174,7 @@ def _labels(job: SuiteJob) -> dict[str, str]:
 def _jobset_spec(job: SuiteJob) -> Manifest:
     """Return the JobSet: one Indexed Job, which succeeds with its first pod.
 
-    A pod that fails ends the Job, and the JobSet restarts it: the suite then resumes with what is missing. An invalid
+    A failed pod ends the Job, and the JobSet restarts it: the suite then resumes with the missing cases. An invalid
     suite, or a failed case, ends the JobSet at once.
     """
     final = {"containerName": JOB, "operator": "In", "values": list(FINAL_CODES)}
@@ -217,12 +217,12 @@ def _pod(job: SuiteJob) -> Manifest:
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 60,  # The runner keeps what is complete.
+        "terminationGracePeriodSeconds": 60,  # The runner stores complete results.
         "securityContext": {
             "runAsNonRoot": not is_root,
             "runAsUser": settings.user,
             "runAsGroup": settings.user,
-            "fsGroup": settings.user,  # It may then read the key and write results.
+            "fsGroup": settings.user,  # Lets it read the key and write results.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -346,7 +346,8 @@ def _resources(job: SuiteJob) -> dict[str, dict[str, str]]:
 
 
 def _volumes(job: SuiteJob) -> list[Manifest]:
-    # Kubelet gives the Secret's file to root and to the pod's group; the pod copies it to a file of its user alone.
+    # Kubelet gives the Secret's file to root and the pod's group; the pod copies it to a file that only its user can
+    # read.
     key = {"secretName": job.secret, "defaultMode": 0o440, "items": [{"key": KEY_ENTRY, "path": KEY_ENTRY}]}
     volumes: list[Manifest] = [
         {"name": "results", "persistentVolumeClaim": {"claimName": job.settings.claim}},

@@ -1,9 +1,9 @@
-"""The program of a suite's pod: the first pod runs the suite, each other an agent, again for each engine of the suite.
+"""The program of a suite's pod: the first pod runs the suite, and the others run an agent for each engine in turn.
 
 Started as `python -P -m bench.engines.kubernetes.pod --node "$JOB_COMPLETION_INDEX" ... -- WORDS`; the words are those
-of `observatory suite run`. An agent ends with its engine, and a suite may open several; the runner keeps listening in
-between. When it no longer listens, the suite has ended, and so does the pod, with success: the first pod reports how
-the suite ended. Loads neither torch nor what the suite needs.
+of `observatory suite run`. An agent ends with its engine, and a suite may open several engines; the runner keeps
+listening in between. When it no longer listens, the suite has ended; the pod then ends with success, because the first
+pod reports how the suite ended. Loads neither torch nor the modules of a suite.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from bench.errors import Misuse, say
 from collectors.files import PRIVATE, drafted, is_ours, make_folder, read_regular, replace_file, write_named
 
 FINE, MISUSE, INFRASTRUCTURE, ENDED = 0, 2, 4, 143
-"""Exit codes: those of `observatory`, of which 2 makes the JobSet fail at once, and of a process ended by SIGTERM."""
+"""Exit codes: those of `observatory` (2 makes the JobSet fail at once), and that of a process ended by SIGTERM."""
 AGAIN_S = 2.0
-"""Time between two agents, in which the runner ends the first one's engine."""
+"""Time between two agents, in which the runner ends the first agent's engine."""
 GONE_S = 10.0
-"""How long a runner may be unreachable after the first contact: it listens from the suite's beginning to its end."""
+"""How long the runner may be unreachable after the first contact; it listens for the whole suite."""
 KEY, SETTINGS = "key", "pod.toml"
 """Files in the pod's own folder."""
 _STAMP = "%Y%m%d-%H%M%S"
-"""How the id of a suite run begins; `bench.suite.folder` makes it."""
+"""The beginning of a suite run's ID, as `bench.suite.folder` makes it."""
 
 
 def main() -> NoReturn:
-    """Run the pod's part of a suite, and end with the pod's exit code."""
+    """Run the pod's part of a suite, and exit with the pod's exit code."""
     parser = argparse.ArgumentParser(
         prog="pod", description="A pod of a suite, as `observatory suite render` writes it."
     )
@@ -86,7 +86,7 @@ def main() -> NoReturn:
 def own_key(secret: Path, folder: Path) -> Path:
     """Copy the key to a file that only this user can read; return its path.
 
-    A Secret's file belongs to root and is readable for the pod's group, which read_key refuses.
+    A Secret's file belongs to root and is readable by the pod's group, which `read_key` refuses.
 
     Raises:
         Misuse: there is no key.
@@ -143,12 +143,12 @@ def _end(_number: int, _frame: object) -> NoReturn:
 
 
 def suite_run_to_resume(runs: Path, suite: str, job: str, *, now_s: float | None = None) -> str | None:
-    """Return the id of the suite run that this JobSet began before a restart; None if there is none.
+    """Return the ID of the suite run that this JobSet began before a restart; None if there is none.
 
     A file named after the JobSet's identity, next to the runs, records its first start, so that suite runs of other
     JobSets are not resumed.
 
-    job: its identity; without an identity, each start begins a new suite run.
+    job: the JobSet's identity; if it is empty, each start begins a new suite run.
 
     Raises:
         OSError: the volume cannot be written.

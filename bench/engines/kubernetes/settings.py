@@ -1,4 +1,4 @@
-"""Settings of a suite on Kubernetes: the user's file about its pods, and a pod's file for the engine in it."""
+"""Settings of a suite on Kubernetes: the user's file about the pods, and the first pod's file for its engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.errors import Misuse
 PORT = 9475
 """The port at which the runner in the first pod waits for agents."""
 LONGEST_NAME = 40
-"""Of a JobSet: the names of its pods, which end in "-node-0-4095-x7k2p", are those of hosts, too: 63 characters."""
+"""Longest name of a JobSet. Its pods' names end in "-node-0-4095-x7k2p" and are also host names: 63 characters."""
 _DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 _PARTS = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -33,7 +33,7 @@ Label = Annotated[str, _name(_LABEL, "[a-z]([-a-z0-9]*[a-z0-9])?", 63)]
 JobSetName = Annotated[str, _name(_LABEL, "[a-z]([-a-z0-9]*[a-z0-9])?", LONGEST_NAME)]
 Subdomain = Annotated[str, _name(_SUBDOMAIN, _PARTS, 253)]
 Queue = Annotated[str, _name(_SUBDOMAIN, _PARTS, 63)]
-"""Its name is also the value of a label."""
+"""Name of a queue, which is also the value of a label."""
 Quantity = Annotated[
     str,
     Meta(
@@ -49,11 +49,11 @@ LabelValue = Annotated[
     Meta(pattern=rf"^({_WORD})?$(?!\n)", title='the value of a label: letters, digits and "-_."'),
 ]
 OWN_VARIABLES = ("HOME", "POD_ADDRESS", "JOBSET_UID", "OBSERVATORY_IMAGE", "OBSERVATORY_STORE")
-"""Variables that each pod has by its manifest."""
+"""Variables that the manifest sets in each pod."""
 
 
 class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A taint of nodes on which the pods may run nevertheless."""
+    """A taint that the pods tolerate."""
 
     key: Key | None = None
     operator: Literal["Exists", "Equal"] | None = None
@@ -64,14 +64,17 @@ class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file that `observatory suite render --engine-file` reads.
 
-    image: with its digest, unless image_by_tag allows a tag. claim: of the volume for results, whose pods may be on
-    several nodes (ReadWriteMany). name, namespace: of the JobSet; by default after the suite, and kubectl's own.
-    queue: Kueue's. priority_class, runtime_class, node_selector, tolerations, annotations, pull_secret, host_network:
-    of the pods. gpus: of a pod, called gpu_resource; by default --ranks-per-node. cpu, memory, resources: what else a
-    pod asks for. shm: size of /dev/shm. ipc_lock: whether the capability is given. user: under which the pods run; 0 is
-    root. restarts: how often the JobSet begins again when a node or the infrastructure failed. port: of the runner.
-    python: the image's interpreter that has the package. setup: lines of a shell, before it. environment: of the ranks.
-    store_secret: has the history's URL under `url`; by default the history is SQLite on the volume.
+    image: the image's name with its digest; image_by_tag allows a tag instead. claim: the claim of the volume for
+    results; if pods are on several nodes, it must be ReadWriteMany.
+    name, namespace: the JobSet's; by default after the suite, and kubectl's own. queue: Kueue's queue.
+    priority_class, runtime_class, node_selector, tolerations, annotations, pull_secret, host_network: the pods'.
+    gpus: GPUs per pod, as the resource gpu_resource; by default --ranks-per-node. cpu, memory, resources: other
+    requests of a pod. shm: size of /dev/shm. ipc_lock: whether pods get this capability. user: the user ID of the pods;
+    0 is root.
+    restarts: how often the JobSet restarts when a node or the infrastructure failed. port: the runner's port.
+    python: the image's interpreter that has the package. setup: shell lines that run before it. environment: variables
+    of the ranks.
+    store_secret: Secret with the history's URL under `url`; by default the history is SQLite on the volume.
     """
 
     image: Annotated[str, Meta(pattern=r"^\S+$(?!\n)", title=_IMAGE)]
@@ -107,7 +110,7 @@ def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
     """Return the settings of the user's file.
 
     Raises:
-        Misuse: it cannot be read, lacks a field, or has one that is unknown or cannot be.
+        Misuse: it cannot be read, lacks a field, or has one that is unknown or not allowed.
     """
     settings = read_settings(path, KubernetesSettings)
     if not settings.image_by_tag and _DIGEST.fullmatch(settings.image) is None:
@@ -129,7 +132,7 @@ def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
 
 
 def check_subdomain(text: str, what: str) -> None:
-    """Refuse what cannot be the name of an object, which may have several parts.
+    """Refuse a text that cannot be an object's name, which may have several parts.
 
     Raises:
         Misuse: Kubernetes does not accept the name.
@@ -143,7 +146,8 @@ def check_subdomain(text: str, what: str) -> None:
 def name_after(suite: str) -> str:
     """Return the name of a suite's JobSet; no two suites share a name.
 
-    If the suite's name is too long, or has a character that Kubernetes does not accept, it ends in a hash of the whole.
+    If the suite's name is too long, or has a character that Kubernetes does not accept, the JobSet's name ends in a
+    hash of it.
     """
     words = re.sub(r"[^a-z0-9]+", "-", suite.lower()).strip("-")
     name = f"observatory-{words}"
@@ -154,10 +158,10 @@ def name_after(suite: str) -> str:
 
 
 class PodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file that the first pod writes for the engine in it.
+    """The file that the first pod writes for its engine.
 
-    key_file: of mode 0600. address, port: of this pod, to which the other pods' agents connect. pods: the beginning of
-    their names; a number follows.
+    key_file: a file of mode 0600. address, port: this pod's, to which the other pods' agents connect. pods: the pods'
+    common name, which a number follows.
     """
 
     key_file: str

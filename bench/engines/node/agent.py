@@ -133,7 +133,7 @@ def main() -> int:
         stream: Stream = standard if wire is None else wire.stream
         host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
         unused = check_tmpdir()
-        if (why := exposed_by(sockets := Path(get_temp_dir()))) is not None:  # By a socket there, ranks are started.
+        if (why := exposed_by(sockets := Path(get_temp_dir()))) is not None:  # A socket there starts ranks.
             raise InfrastructureFailed(
                 f"the folder for temporary files could be replaced: {why}; set TMPDIR to a folder of your own"
             )
@@ -186,7 +186,6 @@ class Agent:
     node: this node's number among the runner's nodes.
     sent_from: the folder of runs, if the runner has another one; None if both share a folder.
     own_runs: that folder, if it is removed at the end.
-    on_met: called when the runner has proved that it has the key.
     is_leaving: another thread is ending this process.
     """
 
@@ -204,7 +203,7 @@ class Agent:
         self._trial: tuple[str, int] | None = None  # The running trial.
         self._reason: str | None = None  # Why no further trial is run.
         self._is_ready = self._has_failed = False
-        self._told_limits: set[str] = set()
+        self._reported_limits: set[str] = set()
         self.is_leaving = False
 
         self._channel: Channel[ToAgent] = Channel(
@@ -245,7 +244,7 @@ class Agent:
                 self._trial = order.run, order.trial
             if self._files is not None:
                 self._files.begin(order, supervisor.machine)
-            if supervisor.host != LOOPBACK:  # On the runner's own machine, the runner has said so.
+            if supervisor.host != LOOPBACK:  # The runner reports its own machine's limits.
                 self._tell_limits(order.case)
             ended = supervisor.run(order, stop=self._stop, progress=self._report)
             with self._lock:
@@ -282,8 +281,8 @@ class Agent:
     def _tell_limits(self, case: Case) -> None:
         """Tell the runner once about each limit of this node that is too small for a case."""
         for line in too_small(demand_of(case)):
-            if line not in self._told_limits:
-                self._told_limits.add(line)
+            if line not in self._reported_limits:
+                self._reported_limits.add(line)
                 self.notice(line)
 
     def _report(self, progress: TrialProgress) -> None:
@@ -326,7 +325,7 @@ class Agent:
 
 
 def _give_up() -> None:
-    say(f"agent: the runner has not met this agent within {MEET_S:g} s")
+    say(f"agent: the runner did not answer this agent within {MEET_S:g} s")
     leave(1)
 
 
@@ -346,7 +345,7 @@ def check(order: TrialOrder) -> None:
     except (KeyError, ValueError):
         raise Refused("an order has a convergence check with a missing or unreadable option") from None
     for name, value in case.options.items():
-        if name in check_options and check_options[name] == value:  # Of a convergence check, which each strategy takes.
+        if name in check_options and check_options[name] == value:  # Every strategy takes a convergence check's.
             continue
         if name not in options:
             raise Refused(f'an order has an option "{name[:100]}" that {spec.name} does not have')

@@ -36,8 +36,8 @@ if profiler.may_start_before_fork():  # With a torch for GPUs, each rank does it
 # SIGUSR1 asks a rank for its stacks. It would kill a new rank that has not installed its handler yet.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
-# What was made so far, 300,000 objects of modules, is no rank's garbage: without this each collection of a rank visits
-# them, and so copies their pages, and the account of memory looks for tensors among them. There are none.
+# The imports made 300,000 objects that are never garbage. Without this, each collection of a rank visits them, which
+# copies their pages, and the memory account looks for tensors among them, of which there are none.
 gc.collect()
 gc.freeze()
-gc.enable()  # Ranks inherit whether it runs.
+gc.enable()  # Ranks inherit this.

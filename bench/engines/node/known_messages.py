@@ -1,4 +1,4 @@
-"""What known messages of NCCL, CUDA, gloo and torch mean, with cause and next step; known_messages.toml has them."""
+"""Explains known messages of NCCL, CUDA, gloo and torch with the meaning, cause and next step in a TOML table."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from collectors.metrics.metric import Sample
 from collectors.nvml.queries import names_all_processes
 
 MOST_LINES = 3
-"""How many messages are explained of one rank."""
+"""How many messages of a rank are explained."""
 TABLE = Path(__file__).with_suffix(".toml")
 # As the kernel logs it: "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 _XID_LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d+)")
 
 
 class KnownMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry of the table, which explains its keys."""
+    """An entry of known_messages.toml, which explains the keys."""
 
     pattern: str
     example: str
@@ -46,7 +46,7 @@ class KnownMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file. xids: what each number means, with the next step."""
+    """The content of known_messages.toml. xids: what each number means, with the next step."""
 
     messages: tuple[KnownMessage, ...]
     xids: dict[str, str]
@@ -61,7 +61,7 @@ def read_table() -> Table:
 def explain(text: str, exit_code: int | None, facts: Mapping[str, Callable[[], str]]) -> tuple[str, ...]:
     """Return what the messages in a rank's output mean, one line each; none if no message is known.
 
-    exit_code: minus the number of the signal that killed the rank. facts: what the node adds, by the table's names.
+    exit_code: minus the number of the signal that killed the rank. facts: the node's facts, by the table's names.
     """
     if exit_code is not None and exit_code < 0:
         text += f"\nkilled by {signal.Signals(-exit_code).name}"
@@ -84,7 +84,7 @@ def _xid(gpu: str, number: str) -> str:
 
 
 def facts_of_node(gpus: Sequence[Gpu], nvml: Nvml | None = None) -> dict[str, Callable[[], str]]:
-    """Return what this node can add to an explanation; each is read when it is called."""
+    """Return the facts that this node can add to an explanation; each is read when it is called."""
     return {
         "shared_memory": _shared_memory,
         "open_files": open_limit_words,
@@ -95,7 +95,7 @@ def facts_of_node(gpus: Sequence[Gpu], nvml: Nvml | None = None) -> dict[str, Ca
 
 def _shared_memory() -> str:
     memory = shared_memory.find()
-    return "here it is missing" if memory is None else f"/dev/shm here: {shared_memory.words(memory)}"
+    return "/dev/shm is missing here" if memory is None else f"/dev/shm here: {shared_memory.words(memory)}"
 
 
 def _locked_memory() -> str:
@@ -103,13 +103,13 @@ def _locked_memory() -> str:
 
 
 def _holders(gpus: Sequence[Gpu], nvml: Nvml | None) -> str:
-    """Return which processes hold the GPUs now; the failed rank is as a rule gone."""
+    """Return which processes hold the GPUs now; the failed rank is usually gone."""
     lines = [
         f"GPU {memory.index}: {holders_text(memory.holders, owner_words)}"
         for memory in read_memory(gpus, nvml, within_s=10.0)
         if memory.holders
     ]
-    return "; ".join(lines) or "no process is on a GPU now"
+    return "; ".join(lines) or "no process uses a GPU now"
 
 
 def owner_words(pid: int) -> str | None:

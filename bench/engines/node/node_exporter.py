@@ -32,10 +32,9 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class NodeExporter:
     """Serves the node's /metrics at host and port until it is closed, unless something already serves there.
 
-    runs: the folder whose running runs it shows, by this node's ranks: all nodes may share it.
-    targets: folder of Prometheus's targets (file_sd), in which it has a file while it serves; one that
-    serves already has its own.
-    tell: is told why there is none, or what it cannot do; from another thread.
+    runs: the folder of runs, which nodes may share; of its active runs it shows this node's ranks.
+    targets: folder of Prometheus's targets (file_sd), in which it has a file while it serves.
+    tell: called with the reason if none is started, and with the exporter's reports from another thread.
     """
 
     def __init__(

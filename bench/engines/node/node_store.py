@@ -17,7 +17,7 @@ from bench.rank.messages import GROUPS_MADE
 from collectors.sockets import CannotListen, listen
 
 LOOK_S = 0.05
-"""How often a store is checked whether all ranks have made their groups."""
+"""How often to check whether all ranks have made their groups."""
 
 
 class _TorchProcess:
@@ -63,7 +63,8 @@ class TrialStore:
     It does not authenticate clients, so it listens at one address only, and no longer than necessary: until each rank
     has reported that its groups are made (`GROUPS_MADE`), or until it is closed.
 
-    host: the address at which it listens. prefix: of the trial's keys. ranks: the number of ranks that meet there.
+    host: the address at which it listens. prefix: the prefix of the trial's keys. ranks: the number of ranks that meet
+    there.
 
     Raises:
         RuntimeError: it cannot listen there; or as `_TorchProcess`.

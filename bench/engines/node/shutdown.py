@@ -13,7 +13,7 @@ LOOK_S = 0.1
 
 
 class EndableRank(Protocol):
-    """What ending a rank needs of it; see `RankProcess`."""
+    """What ending a rank needs from it; see `RankProcess`."""
 
     @property
     def sentinel(self) -> int: ...
@@ -54,7 +54,7 @@ ON_CPU = Patience(stacks_s=0.5, aborted_s=0.0, terminated_s=0.5, killed_s=5.0, f
 
 ON_CUDA = Patience(stacks_s=2.0, aborted_s=3.0, terminated_s=0.5, killed_s=30.0, freed_s=10.0)
 """A process that is killed with a full GPU stays until the driver has stopped its kernels and unmapped its memory:
-seconds for 100 GB, and more if memory is also pinned on the host. Its flight record asks a device that is busy."""
+seconds for 100 GB, and more if memory is also pinned on the host. Writing its flight record queries a busy device."""
 
 
 def collect_stacks(

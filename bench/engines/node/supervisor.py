@@ -52,7 +52,7 @@ from collectors.sample_log import Ended, Follower, LogUnwritable, Note, Reading,
 
 TAIL_BYTES = 65_536
 PACE = 3
-"""A rank is not hung if its last step ended at most this many of its longest steps, plus a second, ago."""
+"""A rank is still moving if the time since its last step is at most this many of its longest steps, plus a second."""
 
 TAKEN_DOWN_S = 2.0
 """How long to wait at most for the data loaders of a rank that is gone."""
@@ -71,7 +71,7 @@ multiple of the trial's limit: at the limit, each rank can still report its stac
 
 
 def _serve(order_json: bytes, pipe: Connection) -> NoReturn:
-    """Run the rank in its process, which has torch from the forkserver; this process has none."""
+    """Run the rank in its process, which has torch from the forkserver; the agent's process has none."""
     from bench.rank.worker import serve
 
     serve(order_json, pipe)
@@ -203,7 +203,7 @@ class RankProcess:
         )
 
     def explained(self, end: RankEnd, facts: Mapping[str, Callable[[], str]]) -> tuple[str, ...]:
-        """Return what known messages of the rank mean: in its output, in its error and in NCCL's own log."""
+        """Return the meanings of known messages in the rank's output, in its error and in NCCL's own log."""
         error = "" if end.result is None else f"{end.result.error_type}: {end.result.error}"
         nccl_log = _tail(self._folder / f"rank{self.order.rank}.nccl.log")
         return explain("\n".join((end.output, error, nccl_log)), end.exit_code, facts)
@@ -267,7 +267,7 @@ class Supervisor:
 
     host: the address at which ranks of other nodes reach this one.
     runs: where the folders of runs are.
-    machine: this node. steps: how many each rank of the trial has finished.
+    machine: this node's machine. steps: how many steps each rank of the trial has finished.
     """
 
     def __init__(self, *, host: str, runs: Path) -> None:
@@ -314,7 +314,7 @@ class Supervisor:
             self._file = None
 
     def _new_file(self) -> Path:
-        """Return a file for the keys of one trial, in a folder of mode 0700, whose socket starts ranks."""
+        """Return a file for the keys of one trial, in the private folder of the forkserver's socket (mode 0700)."""
         return Path(get_temp_dir(), f"trial{next(self._trials)}")
 
     def run(self, order: TrialOrder, *, stop: int, progress: Callable[[TrialProgress], None]) -> TrialEnded:
@@ -407,7 +407,7 @@ class Supervisor:
     def _ended(
         self, order: TrialOrder, ranks: Sequence[RankProcess], outcome: TrialOutcome, begun_s: float
     ) -> TrialEnded:
-        """Return how the trial ended, with what known messages of failed ranks mean."""
+        """Return how the trial ended, with explanations of failed ranks' known messages."""
         folder = self.runs / order.run
         ends = tuple(rank.end() for rank in ranks)
         for rank in ranks:  # Flight records serve to find the root cause, and have been read by now.
@@ -431,5 +431,5 @@ class Supervisor:
 
 
 def collective_timeout_s(order: TrialOrder) -> float:
-    """Return after how long a collective of the trial times out; see `RankOrder`."""
+    """Return the timeout of the trial's collectives; see `RankOrder`."""
     return (NCCL_SHARE if order.case.backend == "nccl" else GIVES_UP_SHARE) * order.limit_s

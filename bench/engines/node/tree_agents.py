@@ -27,7 +27,7 @@ from bench.errors import InfrastructureFailed, say
 from collectors.files import PRIVATE
 
 LOOK_S = 0.2
-"""How often it is seen whether an agent has ended."""
+"""How often to check whether an agent has ended."""
 END_S = 10.0
 """How long the other agents may take to end when one has failed."""
 
@@ -43,7 +43,7 @@ def main() -> int:
     os.umask(PRIVATE)
     host, _ = arguments.connect
     try:
-        # Unbuffered: what follows the key's line is nobody's to read here.
+        # Unbuffered, so that nothing after the key's line is read here.
         standard = PipeStream(os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0))
         key = receive_key(standard) if arguments.key_file is None else read_key(arguments.key_file)
         with ExitStack() as stack:
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _of_tree(words: Sequence[str], number: int) -> list[str]:
-    """Return an agent's own arguments: agents of one node have a folder of runs each, where runs are not the runner's.
+    """Return the arguments of one tree's agent: with `--runs`, each agent of a node has its own folder of runs.
 
     Example: of `--runs /tmp/node0 --send-files`, the second agent gets `--runs /tmp/node0-1 --send-files`.
     """
@@ -75,7 +75,7 @@ def _receive(host: str, port: int, key: bytes, node: int, digest: str) -> bytes:
     """Return the archive of a tree.
 
     Raises:
-        Refused: it is another one.
+        Refused: the runner sent no tree, or another one.
         StreamEnded, OSError: the connection is lost.
     """
     stream = connect(host, port)

@@ -20,8 +20,9 @@ CONTRACT = 1
 def main() -> None:
     """Print the line.
 
-    folder: of the package `bench`. protocol: between runner and agent. version: of the strategy's definition on the
-    device; null if the tree lacks the strategy. options: of the strategy, each with its default.
+    folder: the folder of the package `bench`. protocol: the protocol between runner and agent. version: the version of
+    the strategy's definition on the device; null if the tree lacks the strategy. options: the strategy's options, each
+    with its default.
     """
     strategy, device = sys.argv[1:]
     specs = [spec for spec in SPECS if spec.name == strategy]

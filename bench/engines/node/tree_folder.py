@@ -20,7 +20,7 @@ def digest_of(archive: bytes) -> str:
 
 
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Unpack files and folders; nothing lies outside of the folder. Python before 3.11.4 has no filters."""
+    """Unpack files and folders, none of them outside of the folder. Python before 3.11.4 has no filters."""
     if hasattr(tarfile, "data_filter"):
         tar.extractall(folder, filter="data")
         return
@@ -30,13 +30,13 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
             Path(os.path.normpath(folder / path)).is_relative_to(folder) for path in (Path(member.name), link)
         )
         if not is_inside or not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
-            raise tarfile.ExtractError(f"{member.name} is no file, folder or link within the tree")
+            raise tarfile.ExtractError(f"{member.name} is not a file, folder or link within the tree")
         tar.extract(member, folder)
 
 
 @contextmanager
 def unpacked(archive: bytes) -> Iterator[Path]:
-    """Yield the folder of the tree that a tar archive holds; it is removed at the end.
+    """Unpack the tar archive of a source tree; yield the tree's folder, which is removed at the end.
 
     Raises:
         InfrastructureFailed: it cannot be unpacked.

@@ -48,12 +48,12 @@ from bench.errors import InfrastructureFailed, Misuse, plural
 REACH_S = 10.0
 """How long the cluster's address may take to accept a connection."""
 LOOK_S = 0.5
-TELL_S = 2.0
+NOTICE_S = 2.0
 """How long a wait for nodes lasts before it is reported."""
 STOP_S = 10.0
 """How long an agent may take to end on its own."""
 LEAVE_S = 20.0
-"""How long Ray may take to shut down; what is left then ends with this process."""
+"""How long Ray may take to shut down; the rest then ends with this process."""
 STORE_BYTES = 80 * 1024**2
 """Size of the object store of a cluster that is started here, which is unused: about the minimum that Ray accepts."""
 
@@ -63,7 +63,7 @@ class Abandoned(RuntimeError):
 
 
 class NodeActor:
-    """Starts a node's agent, and ends it; it is sent with all that it needs, because Ray's workers lack our package."""
+    """Starts and ends a node's agent. Ray sends the class to workers that lack our package, so it needs none of it."""
 
     def __init__(self) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the actor.
@@ -193,7 +193,7 @@ class Driver:
         if is_first:
             self._bundle = bundle(order, _nodes())
             self._group = placement_group([self._bundle] * order.nodes, strategy="STRICT_SPREAD", name="observatory")
-        tell_s = time.monotonic() + TELL_S
+        notice_s = time.monotonic() + NOTICE_S
         while True:
             nodes = {node.id: node for node in _nodes()}
             table = placement_group_table(self._group)
@@ -202,8 +202,8 @@ class Driver:
                 self._names = tuple(nodes[place].name for place in places)
                 return Reserved(names=self._names)
             self._check_there_are_enough(order, tuple(nodes.values()))
-            if time.monotonic() > tell_s:
-                tell_s = float("inf")
+            if time.monotonic() > notice_s:
+                notice_s = float("inf")
                 needed = f"{plural(order.nodes, 'node')} with {in_words(self._bundle)} free on each"
                 self.send(WaitNotice(text=f"Ray's cluster is busy or short of nodes; waiting for {needed}"))
             self._pause()
@@ -223,7 +223,7 @@ class Driver:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         environment = order.environment
-        if not self._bundle.get("GPU"):  # Versions of Ray differ in whether they hide GPUs that were not asked for.
+        if not self._bundle.get("GPU"):  # Only some versions of Ray hide GPUs that were not requested.
             environment = {"CUDA_VISIBLE_DEVICES": "", **environment}
         for number in range(len(self._names)):
             options = {
@@ -233,7 +233,7 @@ class Driver:
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, number),
             }
             self._actors.append(ray.remote(NodeActor).options(**options).remote())
-        # The key is an argument of a method: what creates an actor is kept by the cluster.
+        # The key is an argument of a method, because the cluster stores the arguments that create an actor.
         started = [
             actor.start.remote([*order.words, "--node", str(number)], order.key, environment)
             for number, actor in enumerate(self._actors)
@@ -257,10 +257,10 @@ class Driver:
         return Done()
 
     def _results(self, calls: Sequence[Any]) -> list[Any]:
-        """Return what the actors' methods returned, in their order.
+        """Return what the actors' methods returned, in order.
 
         Raises:
-            InfrastructureFailed: one raised, does not answer, or its actor died.
+            InfrastructureFailed: a method raised or did not answer, or its actor died.
         """
         import ray
 
@@ -284,7 +284,7 @@ class Driver:
             ray.wait([actor.stop.remote(STOP_S) for actor in actors], num_returns=len(actors), timeout=2 * STOP_S)
         for actor in actors:
             ray.kill(actor)
-        self._ended += actors  # Ray ends one whose handle is gone in another way, which may take half a minute.
+        self._ended += actors  # Keep the handles: without one, Ray may take half a minute to end an actor.
         return Done()
 
     def close(self) -> None:
@@ -297,10 +297,10 @@ class Driver:
             ray.shutdown()
 
     def _pause(self, elapsed_s: float = LOOK_S) -> None:
-        """Wait; where the runner is gone, end.
+        """Wait, unless the runner is gone.
 
         Raises:
-            Abandoned: it is gone: no order comes while one is carried out.
+            Abandoned: the input is readable. No order comes while another is carried out, so the runner is gone.
         """
         if select.select([self._orders], [], [], elapsed_s)[0]:
             raise Abandoned
@@ -313,7 +313,7 @@ def _nodes() -> tuple[RayNode, ...]:
 
 
 def _reach(address: str) -> None:
-    """Check that something answers at the address; Ray itself would try for a long time.
+    """Check that something answers at the address; Ray itself would keep trying for a long time.
 
     Raises:
         InfrastructureFailed: nothing answers.
@@ -328,13 +328,13 @@ def _reach(address: str) -> None:
 
 
 def _in_one_line(error: BaseException) -> str:
-    while error.__cause__ is not None:  # What Ray raises from it says less.
+    while error.__cause__ is not None:  # The error that Ray raises from it says less.
         error = error.__cause__
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """Return the standard streams for messages alone: what Ray prints goes to standard error."""
+    """Return the standard streams, reserved for messages: Ray's prints go to standard error."""
     orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

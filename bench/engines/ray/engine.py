@@ -56,18 +56,18 @@ from bench.machine.temporary_folders import TemporaryFolder
 CONNECT_S = 60.0
 """How long a cluster may take to answer; a connection takes 2 s."""
 LOCAL_S = 180.0
-"""How long Ray may take to start on this machine, which takes 5 to 10 s."""
+"""How long Ray may take to start on this machine; it usually takes 5 to 10 s."""
 START_S = 180.0
-"""How long the actors may take to start agents: Ray notices a dead node up to 20 s late."""
+"""How long the actors may take to start agents; Ray notices a dead node up to 20 s late."""
 ASK_S = 30.0
 ROOM_BYTES = 40
-"""Of the path of a folder below which Ray makes sockets: a socket's may have 107 bytes, and Ray adds some 65."""
+"""Longest path of a folder in which Ray makes sockets: a socket's path may have 107 bytes, and Ray adds about 65."""
 PASSED = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_")
-"""Variables of the runner that agents get, too, as by Slurm: interfaces, and settings of torch."""
+"""Beginnings of the runner's variables that agents also get, as with Slurm: interfaces, and settings of torch."""
 TYPE = "accelerator_type:"
-"""What the name of a resource of Ray's begins with that tells the type of a node's GPUs."""
+"""Beginning of the name of the Ray resource that names the type of a node's GPUs."""
 LIFELINE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
-"""Ends what it executes with a SIGTERM when its parent, an actor, ends (PR_SET_PDEATHSIG of Linux)."""
+"""Executes a command that gets a SIGTERM when its parent, an actor, ends (PR_SET_PDEATHSIG of Linux)."""
 
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
@@ -75,14 +75,17 @@ ExpectedAnswer = TypeVar("ExpectedAnswer", bound=RayAnswer)
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file of --engine-file: which cluster, what is reserved on each of its nodes, and how agents are started.
+    """The file of --engine-file: the cluster, what to reserve on each node, and how to start agents.
 
-    address: of the cluster, such as "10.0.0.1:6379", or "auto" for one on this machine; by default RAY_ADDRESS, and
-    without that one is started. cpus, gpus: reserved on each node; by default all that it has. resources: more of them,
-    by Ray's names. setup: lines of a shell that each node runs before its agent, such as "module load cuda".
-    environment: of the agents and their ranks. runner: address of this machine, where the nodes reach it; by default
-    that of its own node in the cluster. python: the interpreter that has the package on the nodes; by default this
-    one's path. exporter, targets: as `SlurmSettings`.
+    address: the cluster's, for example "10.0.0.1:6379", or "auto" for a cluster on this machine; by default
+    RAY_ADDRESS, and without that a cluster is started here.
+    cpus, gpus: reserved on each node; by default all that it has. resources: other resources to reserve, by Ray's
+    names.
+    setup: shell lines that each node runs before its agent, for example "module load cuda". environment: variables of
+    the agents and their ranks.
+    runner: this machine's address as the nodes reach it; by default that of its own node in the cluster.
+    python: the interpreter that has the package on the nodes; by default this one's path.
+    exporter, targets: see `SlurmSettings`.
     """
 
     address: str | None = None
@@ -98,10 +101,10 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def cluster_address(settings: RaySettings, user: Mapping[str, str]) -> str | None:
-    """Return the address of the cluster, by the settings or the user's RAY_ADDRESS; None where one is to be started.
+    """Return the cluster's address from the settings or the user's RAY_ADDRESS; None if a cluster must be started.
 
     Raises:
-        Misuse: it is not the address of a cluster itself.
+        Misuse: the address is not that of the cluster itself.
     """
     address = settings.address or user.get("RAY_ADDRESS") or "local"
     if address == "local":
@@ -116,7 +119,7 @@ def cluster_address(settings: RaySettings, user: Mapping[str, str]) -> str | Non
 
 
 class RayAllocation:
-    """Nodes of a Ray cluster. Use it in a `with`: at its end they are given back, and a cluster started here ends."""
+    """Nodes of a Ray cluster. Use it in a `with`: at its end they are released, and a cluster started here ends."""
 
     def __init__(self, request: NodeRequest) -> None:
         self.settings = read_settings(request.file, RaySettings)
@@ -149,10 +152,10 @@ class RayAllocation:
             self._driver.close()
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
-        """Open an engine on the reserved nodes, of which others may have come in place of those that died.
+        """Open an engine on the reserved nodes, among which may be replacements of nodes that died.
 
         Raises:
-            InfrastructureFailed: the cluster is gone, or has not so many nodes any more.
+            InfrastructureFailed: the cluster is gone, or no longer has enough nodes.
         """
         return ClusterEngine(RayPlacement(self, self.names()), runs, dropped=dropped, start_limit=self._start_limit)
 
@@ -170,17 +173,17 @@ class RayAllocation:
         return self._driver
 
     def names(self) -> tuple[str, ...]:
-        """Wait until the nodes are ours; return their names by number.
+        """Wait until the nodes are reserved; return their names by number.
 
         Raises:
-            InfrastructureFailed: the cluster is gone, or has not so many nodes any more.
-            Misuse: it never had.
+            InfrastructureFailed: the cluster is gone, or no longer has enough nodes.
+            Misuse: it never had enough.
         """
         return self.driver.ask(_reserve(self.settings, self._request.nodes), Reserved, math.inf).names
 
 
 def read_capacity(request: NodeRequest) -> Capacity | None:
-    """Return what the nodes have on which the request's cases would run; None where Ray would be started here.
+    """Return what the nodes have on which the request's cases would run; None if Ray would be started here.
 
     Raises:
         InfrastructureFailed: the cluster does not answer, or Ray is not installed.
@@ -195,12 +198,12 @@ def read_capacity(request: NodeRequest) -> Capacity | None:
 
 
 def capacity_of(order: Reserve, nodes: Sequence[RayNode]) -> Capacity:
-    """Return what each of the nodes has at least that Ray may give: cores, and the GPUs that are reserved of it.
+    """Return what each node that Ray may reserve has at least: its cores, and the GPUs that are reserved.
 
-    Not told: memory, of which Ray knows only what it hands out itself.
+    Memory is left out, because Ray knows only the memory that it hands out itself.
 
     Raises:
-        Misuse: fewer nodes have what is asked for, or nothing is.
+        Misuse: fewer nodes have what the order requests, or it requests nothing.
     """
     doubts = ImplausibleAnswers("Ray")
     for node in nodes:
@@ -208,7 +211,7 @@ def capacity_of(order: Reserve, nodes: Sequence[RayNode]) -> Capacity:
             doubts.out_of_range(resource, value, *plausible(resource), node.name)
     reserved = bundle(order, nodes)
     able = [node.resources for node in nodes if has(node, reserved)]
-    # A node with GPUs of one type has the resource "accelerator_type:A100", too.
+    # A node with GPUs of one type also has a resource such as "accelerator_type:A100".
     types = {tuple(name for name in resources if name.startswith(TYPE)) for resources in able}
     (types_of_first, *other_types) = types
     name = types_of_first[0].removeprefix(TYPE) if len(types_of_first) == 1 and not other_types else "GPU"
@@ -228,10 +231,10 @@ def _reserve(settings: RaySettings, nodes: int) -> Reserve:
 
 
 def _connect(address: str | None, tell: Callable[[str], None]) -> tuple[RayDriver, Connected]:
-    """Return a driver that has the connection; address: of the cluster, None to start one.
+    """Return a connected driver, and its answer. address: the cluster's; None to start a cluster.
 
     Raises:
-        InfrastructureFailed: there is none, it does not answer, or Ray is not installed.
+        InfrastructureFailed: there is no cluster, it does not answer, or Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
         raise InfrastructureFailed(
@@ -247,7 +250,7 @@ def _connect(address: str | None, tell: Callable[[str], None]) -> tuple[RayDrive
 
 
 class RayPlacement:
-    """An `AgentPlacement`: agents as children of actors, one on each node, with the key as its method's argument."""
+    """An `AgentPlacement`: agents as children of actors, one on each node; a method's argument has the key."""
 
     name = "ray"
 
@@ -286,10 +289,10 @@ class RayPlacement:
 
 
 class RayDriver:
-    """The process that has the connection to Ray; what it starts ends with it, and it ends with this one.
+    """The process that is connected to Ray. It ends with this process, and what it started ends with it.
 
-    tell: is told what is waited for. starts_cluster: it will start one. folder: for the files of that one; it
-    goes at the end.
+    tell: called with a notice while it waits. starts_cluster: whether it will start a cluster. folder: for that
+    cluster's files; removed at the end.
     """
 
     def __init__(self, tell: Callable[[str], None], *, starts_cluster: bool) -> None:
@@ -299,33 +302,33 @@ class RayDriver:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the driver.
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # Would send this folder to all nodes where uv started the runner.
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # If uv started the runner, it would send this folder to all nodes.
         }
         if self.folder is not None and "RAY_AUTH_MODE" not in os.environ:  # Ray's own token would stay in the home.
             write_key(token := Path(self.folder, "token"), new_key())
             variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        user = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}  # It is given as settled.
+        user = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}  # `Connect` has it.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "bench.engines.ray.driver"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env={**user, **variables},
-            start_new_session=True,  # Ctrl-C goes to the runner alone, which then ends the agents in order.
+            start_new_session=True,  # Ctrl-C reaches only the runner, which then ends the agents in order.
         )
         self._answers: queue.SimpleQueue[RayAnswer | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="answers of Ray's driver", daemon=True)
         self._reader.start()
 
     def ask(self, order: RayOrder, kind: type[ExpectedAnswer], within_s: float) -> ExpectedAnswer:
-        """Give an order; return its answer.
+        """Send an order; return its answer.
 
         Raises:
-            InfrastructureFailed: it cannot be done, or the driver has ended or does not answer, and then is ended.
-            Misuse: it cannot be meant.
+            InfrastructureFailed: the order failed, or the driver has ended or does not answer; then it is killed.
+            Misuse: the request is invalid.
         """
         assert self._process.stdin is not None
-        with suppress(OSError, ValueError):  # The driver has ended, which its missing answer tells.
+        with suppress(OSError, ValueError):  # The driver has ended, which its missing answer shows.
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
             self._process.stdin.flush()
         while True:
@@ -351,7 +354,7 @@ class RayDriver:
                     return answer
 
     def close(self) -> None:
-        """End the driver, and with it what it has started; a second call does nothing."""
+        """End the driver and everything it started; a second call does nothing."""
         if self._errors.closed:
             return
         assert self._process.stdin is not None
@@ -385,6 +388,6 @@ class RayDriver:
 
 
 def _short_folder() -> str:
-    """Return the folder for temporary files, or /tmp where its path is too long for sockets."""
+    """Return the folder for temporary files, or /tmp if its path is too long for sockets."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) + len("/ray-12345678") <= ROOM_BYTES else "/tmp"

@@ -17,7 +17,7 @@ from bench.errors import Misuse, plural
 class Connect(msgspec.Struct, frozen=True, kw_only=True, tag="connect"):
     """Connect to a cluster, or start one on this machine. Answered by `Connected`.
 
-    address: of the cluster; None to start one. folder: for the files of one that is started.
+    address: the cluster's; None to start a cluster. folder: for the files of a cluster that is started.
     """
 
     address: str | None
@@ -29,10 +29,10 @@ class ListNodes(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 
 
 class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
-    """Reserve nodes, and wait until they are free; once more, wait for others in place of those that died.
+    """Reserve nodes, and wait until they are free; when repeated, wait for replacements of nodes that died.
 
-    Answered by `Reserved`, possibly after a `WaitNotice`. cpus, gpus: of each node; None for as many as it has.
-    resources: of each node, by Ray's names.
+    Answered by `Reserved`, possibly after a `WaitNotice`. cpus, gpus: per node; None for all of them. resources: per
+    node, by Ray's names.
     """
 
     nodes: int
@@ -44,8 +44,8 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
 class StartAgents(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Start an agent on each reserved node. Answered by `Done`.
 
-    words: the command of an agent, to which `--node` and its number are added. key: the agent's first line of input.
-    environment: of the agents, beside that of Ray's workers.
+    words: an agent's command line, to which `--node` and the node's number are added. key: the first line of the
+    agent's input. environment: the agents' variables, in addition to those of Ray's workers.
     """
 
     words: tuple[str, ...]
@@ -54,24 +54,24 @@ class StartAgents(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class AskAgents(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """Ask whether agents have ended. Answered by `Done` as long as all live, else by `Failed`."""
+    """Ask whether agents have ended. Answered by `Done` while all live, else by `Failed`."""
 
 
 class StopAgents(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """Wait for the agents' end, and end those that live on; then their actors. Answered by `Done`."""
+    """Wait for the agents to end, kill those that do not, then end the actors. Answered by `Done`."""
 
 
 class Connected(msgspec.Struct, frozen=True, kw_only=True, tag="connected"):
-    """The cluster is there. address: of this machine, where its nodes reach it."""
+    """The driver is connected. address: this machine's, as the cluster's nodes reach it."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node that is alive. resources: all that it has, by Ray's names, also what is in use.
+    """A node that is alive. resources: all that it has, by Ray's names, including what is in use.
 
-    implausible: what Ray gives of the node that cannot be, by name; it is not in the resources.
+    implausible: impossible values that Ray reports for the node, by resource; they are not in the resources.
     """
 
     id: str
@@ -103,7 +103,7 @@ class WaitNotice(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The order failed. is_misuse: because the request is invalid."""
+    """The order failed. is_misuse: whether the request was invalid."""
 
     text: str
     is_misuse: bool = False
@@ -114,10 +114,10 @@ RayAnswer = Connected | Listed | Reserved | Done | WaitNotice | Failed
 
 
 def alive_nodes(listed: Sequence[Mapping[str, object]]) -> tuple[RayNode, ...]:
-    """Return the nodes that are alive of those that `ray.nodes()` lists, with names that no two of them share.
+    """Return the live nodes among those that `ray.nodes()` lists, with unique names.
 
-    A node's name is Ray's own, the host's where that is only its address; with the beginning of its id where several
-    nodes have it, as those on one machine may.
+    A node's name is Ray's own, or the host's if Ray's is only an address. If several nodes share a name, as nodes on
+    one machine may, the beginning of the node's ID is added.
     """
     alive = [node for node in listed if node["Alive"]]
     names = [
@@ -135,7 +135,7 @@ def _node(node: Mapping[str, object], name: str) -> RayNode:
     implausible: dict[str, str] = {}
     for resource, value in msgspec.convert(node["Resources"], dict[str, object]).items():
         least, most = plausible(resource)
-        if isinstance(value, int | float) and least <= value <= most:  # Not so for NaN.
+        if isinstance(value, int | float) and least <= value <= most:  # False for NaN.
             resources[resource] = float(value)
         else:
             implausible[resource] = str(value)
@@ -143,24 +143,24 @@ def _node(node: Mapping[str, object], name: str) -> RayNode:
 
 
 _RANGES = {"CPU": (0, 65533), "GPU": (0, 1024), "memory": (0, 1 << 50), "object_store_memory": (0, 1 << 50)}
-"""Of a node, those of Slurm; memory in bytes."""
+"""Plausible values of a node's resources, as for Slurm; memory in bytes."""
 
 
 def plausible(resource: str) -> tuple[int, int]:
-    """Return the least and the most that a node can have of a resource, by Ray's name; of a custom one any."""
+    """Return the least and the most that a node can have of a resource, by Ray's name; a custom one can have any."""
     return _RANGES.get(resource, (0, 1 << 53))
 
 
 def bundle(order: Reserve, nodes: Sequence[RayNode]) -> dict[str, float]:
     """Return what is reserved on each node, by Ray's names.
 
-    What the order leaves open is as much as each of the nodes has that have most, GPUs before CPUs: with nothing else
-    on these nodes, what is measured is not disturbed.
+    If the order leaves CPUs or GPUs open, the bundle has as many as each of the largest nodes has, by GPUs and then by
+    CPUs: with nothing else on these nodes, measurements are not disturbed.
 
-    Example: for two of three nodes with 8 GPUs, 8 GPUs and none it is 8 GPUs, and for all three none.
+    Example: on nodes with 8, 8 and 0 GPUs, a bundle for two nodes has 8 GPUs, and a bundle for three nodes has none.
 
     Raises:
-        Misuse: fewer nodes have what is asked for, or nothing is.
+        Misuse: fewer nodes have what the order requests, or it requests nothing.
     """
     requested = {**order.resources, "CPU": order.cpus, "GPU": order.gpus}
     reserved = {name: float(value) for name, value in requested.items() if value}

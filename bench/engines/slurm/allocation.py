@@ -1,4 +1,4 @@
-"""The engine of a Slurm cluster: one allocation, in which a step starts an agent on each node.
+"""The engine of a Slurm cluster: a step in one allocation starts an agent on each node.
 
 Inside an allocation (`salloc`, `sbatch`) it uses that allocation's nodes; otherwise it requests an allocation, and
 releases it at the end.
@@ -55,17 +55,21 @@ StartSeconds = Annotated[float, msgspec.Meta(ge=1, le=86_400, title="a number of
 
 
 class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file of --engine-file: what an allocation is asked for, and how agents are started in it.
+    """The file of --engine-file: what to request for an allocation, and how to start agents in it.
 
     partition, account, qos, constraint, gres, time: the options of `salloc` of these names. exclusive: no other job
-    shares the nodes. salloc, srun: more words for these commands, such as "--container-image=...". setup: lines of a
-    shell that each node runs before its agent, such as "module load cuda". environment: of the agents and their ranks.
-    address: of this machine, where the nodes reach it; by default the one from which it reaches the first of them.
-    python: the interpreter that has the package on the nodes; by default this one's path. exporter: host and port at
-    which each node serves its /metrics as long as its agent lives, such as "0.0.0.0:9464"; by default none. targets:
-    folder of Prometheus's targets (file_sd), in which each node's exporter has a file as long; on a file system that
-    the nodes share. start_limit_s: how long the first agents may take to start; each step imports a container's image
-    (pyxis), which may take longer than loading torch.
+    shares the nodes.
+    salloc, srun: more arguments for these commands, for example "--container-image=...".
+    setup: shell lines that each node runs before its agent, for example "module load cuda". environment: variables of
+    the agents and their ranks.
+    address: this machine's address as the nodes reach it; by default the one from which it reaches the first node.
+    python: the interpreter that has the package on the nodes; by default this one's path.
+    exporter: host and port at which each node serves /metrics while its agent lives, for example "0.0.0.0:9464"; by
+    default none.
+    targets: folder of Prometheus's targets (file_sd), in which each node's exporter has a file while it serves; on a
+    file system that the nodes share.
+    start_limit_s: how long the first agents may take to start. Each step imports a container's image (pyxis), which may
+    take longer than loading torch.
     """
 
     partition: str | None = None
@@ -87,7 +91,7 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def read_capacity(request: NodeRequest) -> Capacity:
-    """Return what the nodes have on which the request's cases would run: of the job, or of the partition.
+    """Return what the nodes have on which the request's cases would run: the job's nodes, or the partition's.
 
     Raises:
         InfrastructureFailed: Slurm does not answer.
@@ -95,22 +99,22 @@ def read_capacity(request: NodeRequest) -> Capacity:
     """
     settings, nodes = read_settings(request.file, SlurmSettings), request.nodes
     if (job := os.environ.get("SLURM_JOB_ID")) is not None:
-        has = capacity_of_job(job, nodes=nodes, asks=f"{plural(nodes, 'node')} of job {job} would be used")
+        capacity = capacity_of_job(job, nodes=nodes, asks=f"{plural(nodes, 'node')} of job {job} would be used")
     else:
-        has = capacity_of_partition(
-            asked_partitions(settings, os.environ),
+        capacity = capacity_of_partition(
+            requested_partitions(settings, os.environ),
             nodes=nodes,
             constraint=settings.constraint,
-            gpus=asked_gpus(settings, os.environ),
+            gpus=requested_gpus(settings, os.environ),
             is_exclusive=settings.exclusive,
             asks=f"the request to Slurm would be `{shlex.join(_salloc(settings, nodes))}`",
         )
-    step = read_gpu_words(settings.srun)  # Agents get what the user's own words for srun name.
+    step = read_gpu_words(settings.srun)  # The user's own arguments for srun decide what agents get.
     if step.of_node is not None:
-        return replace(has, gpus=gpus_of(step.of_node))
+        return replace(capacity, gpus=gpus_of(step.of_node))
     if step.unclear is not None:
-        return replace(has, gpus=None, notes=(*has.notes, unclear_words(step.unclear)))
-    return has
+        return replace(capacity, gpus=None, notes=(*capacity.notes, unclear_words(step.unclear)))
+    return capacity
 
 
 def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
@@ -121,7 +125,7 @@ def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
     return [*words, *(["--exclusive"] if settings.exclusive else []), *settings.salloc]
 
 
-def asked_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | None:
+def requested_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | None:
     """Return the partition that salloc will use, or several separated by commas; None for Slurm's default.
 
     salloc uses the last one on its command line, else that of the environment.
@@ -138,15 +142,15 @@ def asked_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | 
     return partitions
 
 
-def asked_gpus(settings: SlurmSettings, user: Mapping[str, str]) -> GpuWords:
-    """Return what salloc will be asked of GPUs: by the environment, then by the settings, which come later."""
+def requested_gpus(settings: SlurmSettings, user: Mapping[str, str]) -> GpuWords:
+    """Return the GPUs that salloc will request: by the environment, or by the settings, which come later and win."""
     options = {"SALLOC_GRES": "--gres", "SALLOC_GPUS_PER_NODE": "--gpus-per-node", "SALLOC_GPUS": "--gpus"}
     words = [f"{option}={user[name]}" for name, option in options.items() if name in user]
     return read_gpu_words([*words, *_salloc(settings, 1)])
 
 
 class SlurmAllocation:
-    """Nodes of a Slurm cluster. Use it in a `with`: at its end the job is cancelled, if it was asked for here."""
+    """Nodes of a Slurm cluster. Use it in a `with`: at its end the job is cancelled, if it was requested here."""
 
     def __init__(self, request: NodeRequest) -> None:
         self.settings = read_settings(request.file, SlurmSettings)
@@ -178,7 +182,7 @@ class SlurmAllocation:
         self._give_back()
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
-        """Open an engine on the job's nodes, without those of these names.
+        """Open an engine on the job's nodes, without the dropped ones.
 
         Raises:
             InfrastructureFailed: the job has ended or is about to, or too few of its nodes are up.
@@ -195,7 +199,7 @@ class SlurmAllocation:
     def _placement(self, dropped: Collection[str]) -> SlurmPlacement:
         if (reason := self.why_ended()) is not None:
             raise InfrastructureFailed(reason)
-        if (left_s := self.left_s()) < SPARE_S + LEAST_S:  # Each case that is left would fail for it.
+        if (left_s := self.left_s()) < SPARE_S + LEAST_S:  # Each remaining case would fail.
             raise InfrastructureFailed(
                 f"job {self.job} ends in {max(0.0, left_s):.0f} s, too soon for a trial; continue in another job with"
                 " --resume"
@@ -203,17 +207,15 @@ class SlurmAllocation:
         return SlurmPlacement(self, self.nodes(dropped))
 
     def nodes(self, dropped: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the names of the nodes that are used, in Slurm's order; of a larger job, those that are up.
+        """Return the names of the nodes to use, in Slurm's order: the first that are up, if the job has more.
 
-        dropped: names of nodes that are left out, so that fewer are used.
+        dropped: names of nodes to leave out, so that fewer are used.
 
         Raises:
-            InfrastructureFailed: so many of the job's nodes are down that too few are left.
+            InfrastructureFailed: too few of the job's nodes are up.
         """
         names = host_names(self.state()["NodeList"])
-        self._names += [
-            name for name in names if name not in self._names
-        ]  # Slurm takes those that are lost off its list.
+        self._names += [name for name in names if name not in self._names]  # Slurm removes lost nodes from its list.
         candidates = [name for name in self._names if name not in dropped]
         states = {node.name: node.why_gone for node in read_nodes(candidates)} if candidates else {}
         healthy = [name for name in names if name in states and states[name] is None]
@@ -262,12 +264,12 @@ class SlurmAllocation:
     def left_s(self) -> float:
         """Return the seconds until the job's time limit; infinity if it has none, or if the limit is unknown."""
         with suppress(InfrastructureFailed, ValueError, KeyError):
-            # Slurm tells the local time, whose distance to now is another one where summer time begins or ends between.
+            # Slurm reports local time, which a change to or from summer time shifts.
             return datetime.fromisoformat(self.state()["EndTime"]).timestamp() - time.time()
         return math.inf
 
     def gpu_words(self) -> list[str]:
-        """Return the words by which srun asks for a step's GPUs; none where the user's own words for srun name them.
+        """Return the arguments by which srun requests a step's GPUs; none if the user's own arguments for srun do.
 
         Raises:
             InfrastructureFailed: Slurm does not answer.
@@ -282,25 +284,25 @@ class SlurmAllocation:
         return [f"--gres=gpu:{gpus}"] if gpus else []
 
     def _allocate(self) -> None:
-        """Ask for the nodes, and wait for them.
+        """Request the nodes, and wait for them.
 
         Raises:
-            InfrastructureFailed: Slurm gives none.
-            Misuse: it has not so many.
+            InfrastructureFailed: Slurm does not allocate them.
+            Misuse: the partition does not have this many.
         """
         if shutil.which("salloc") is None:
             raise InfrastructureFailed(
                 "the engine slurm needs salloc, which is not on the PATH; run this where Slurm's commands are installed"
             )
         settings = self.settings
-        check_count(self._request.nodes, *find_partitions(asked_partitions(settings, os.environ)))
+        check_count(self._request.nodes, *find_partitions(requested_partitions(settings, os.environ)))
         self._salloc = subprocess.Popen(
             [*_salloc(settings, self._request.nodes), "cat"],
-            stdin=subprocess.PIPE,  # At its end, as when this process was killed, cat ends, and salloc gives them back.
+            stdin=subprocess.PIPE,  # At its end, also after a kill, cat ends, and salloc frees the nodes.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C goes to the runner alone, which gives the job back.
+            start_new_session=True,  # Ctrl-C reaches only the runner, which cancels the job.
         )
         printed_lines: list[str] = []
         assert self._salloc.stderr is not None
@@ -323,7 +325,7 @@ class SlurmAllocation:
         reason = next(
             (line for line in reversed(printed_lines) if "error:" in line), "".join(printed_lines[-1:])
         ).strip()
-        raise InfrastructureFailed(f"Slurm gives no nodes: {reason}")
+        raise InfrastructureFailed(f"Slurm allocated no nodes: {reason}")
 
     def _give_back(self) -> None:
         if self._salloc is None:
@@ -346,7 +348,7 @@ class SlurmAllocation:
 
 
 class SlurmPlacement:
-    """An `AgentPlacement`: agents as a step of a job, one on each node, with the key by the step's standard input."""
+    """An `AgentPlacement`: agents as a step of a job, one on each node, which read the key from the step's input."""
 
     name = "slurm"
 
@@ -369,7 +371,7 @@ class SlurmPlacement:
             *(*self._allocation.gpu_words(), *settings.srun),
             *("sh", "-c", "\n".join(lines)),
         ]
-        # Without what the environment of a step or an sbatch script asks of its own steps.
+        # Without the variables by which a step or an sbatch script sets options of its own steps.
         own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_STEPS)}
         try:
             self._step = subprocess.Popen(
@@ -418,7 +420,7 @@ class SlurmPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepOutput:
-    """The output of a step. detail: the end of a sentence about it. has_ended: a task failed or never began."""
+    """The output of a step. detail: ends a message about the step. has_ended: a task failed or never began."""
 
     detail: str
     has_ended: bool
@@ -463,7 +465,7 @@ def _read_output(text: str, nodes: Sequence[str], python: str) -> _StepOutput:
 
 
 def _address_towards(node: str) -> str:
-    """Return the address of this machine from which it reaches the node; no packet is sent."""
+    """Return the address from which this machine reaches the node, without sending a packet."""
     try:
         where = fields(call("scontrol", "--oneliner", "show", "node", node))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -478,14 +480,14 @@ def _address_towards(node: str) -> str:
 
 
 _GPU_WORDS = ("--gres", "--gpus", "-G", "--tres-per", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-gpu")
-"""Options of srun that say which GPUs a step gets."""
+"""Options of srun that determine which GPUs a step gets."""
 _OF_STEPS = (
     *("SLURM_STEP", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS", "SLURM_CPUS_PER", "SLURM_MEM", "SRUN_"),
     *("SLURM_GPU", "SLURM_GRES", "SLURM_TRES", "SLURM_CPU_BIND", "SLURM_DIST", "SLURM_HINT", "SLURM_THREAD"),
     *("SLURM_CORE_SPEC", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERCOMMIT", "SLURM_OVERLAP", "SLURM_SPREAD_JOB"),
     *("SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_LABELIO", "SLURM_UNBUFFEREDIO"),
     *("SLURM_TIMELIMIT", "SLURM_SIGNAL", "SLURM_WAIT", "SLURM_IMMEDIATE", "SLURM_DEPENDENCY", "SLURM_RESV_PORTS"),
-    "SLURM_EXPORT_ENV",  # Of a job by `sbatch --export=NONE`, whose steps would get none of the environment.
+    "SLURM_EXPORT_ENV",  # `sbatch --export=NONE` sets it; steps would get no environment.
 )
-"""How variables begin that srun reads as options. A job's script has those of its own request, such as one GPU for each
-task, and an agent needs all of its node."""
+"""Beginnings of the names of variables that srun reads as options. A job's script has those of its own request, for
+example one GPU per task, but an agent needs its whole node."""

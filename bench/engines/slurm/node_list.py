@@ -1,4 +1,4 @@
-"""Slurm's nodes as Slurm describes them, in JSON if available, else in text, and which of their states get a job.
+"""Reads Slurm's descriptions of its nodes, as JSON if available, else as text, and which states can get a job.
 
 Checked against Slurm 21.08 to 25.11: slurm.h, slurm_protocol_defs.c, and the man pages of sinfo and scontrol.
 """
@@ -36,7 +36,7 @@ def call(*words: str) -> str:
 
 def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
-        # People write comments and reasons in any encoding.
+        # Comments and reasons may have any encoding.
         return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=CALL_S, check=False)
     except FileNotFoundError:
         raise InfrastructureFailed(
@@ -48,7 +48,7 @@ def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not empty; an empty text where there is none."""
+    """Return the last line that is not empty; an empty text if there is none."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""
 
@@ -56,7 +56,7 @@ def last_line(text: str) -> str:
 def fields(line: str) -> dict[str, str]:
     """Return the fields of a line of `scontrol`: `CPUTot=8 State=IDLE` has two.
 
-    The first of a name counts: what users write, such as a comment that holds "State=DOWN", comes last.
+    The first field of a name counts, because users' texts, for example a comment with "State=DOWN", come last.
     """
     values: dict[str, str] = {}
     for word in line.split():
@@ -67,7 +67,7 @@ def fields(line: str) -> dict[str, str]:
 
 
 def job_line(text: str) -> str:
-    """Return the line that describes a job, without its name, which users write; an empty text where there is none."""
+    """Return the line that describes a job, without the job's name, which may have any text; empty if there is none."""
     line = next((line for line in text.splitlines() if line.startswith("JobId=")), "")
     return re.sub(r" JobName=.*? (?=UserId=)", " ", line, count=1)
 
@@ -85,11 +85,11 @@ _SUFFIXES = {
     "^": "REBOOT_ISSUED",
     "-": "PLANNED",
 }
-"""What the letter after a state means. Source: sinfo(1), NODE STATE CODES."""
+"""The meaning of the character after a state. Source: sinfo(1), NODE STATE CODES."""
 _UP = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
 """States of nodes that get a job, now or when their present job has ended."""
 _HARMLESS = frozenset({"CLOUD", "DYNAMIC", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "RESUME", "UNDRAIN", "REBOOT_CANCELED"})
-"""Flags that keep no job from a node: its origin, and its return to service."""
+"""Flags that do not keep jobs from a node: its origin, and its return to service."""
 _AWAY = frozenset(
     {
         *("DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVALID", "INVAL", "INVALID_REG", "NOT_RESPONDING", "EXTERNAL"),
@@ -124,7 +124,7 @@ def states_of(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNode:
-    """A node as Slurm reports it. state: in Slurm's words, for people. cores, memory_bytes: None where implausible."""
+    """A node as Slurm reports it. state: in Slurm's words, for messages. cores, memory_bytes: None if implausible."""
 
     name: str
     state: str
@@ -150,15 +150,15 @@ class SlurmNode:
 
 
 _CORES = (1, 65533)
-"""What Slurm gives as a node's CPUs; 65534 and 65535 are its words for "no value" and "infinite"."""
+"""Plausible numbers of a node's CPUs; in Slurm 65534 and 65535 mean "no value" and "infinite"."""
 _MEGABYTES = (64, 1 << 30)
-"""RealMemory is 1 where nobody has set it."""
+"""Plausible values of RealMemory, which is 1 if it was never set."""
 
 
 def read_nodes(names: Iterable[str] = (), implausible: ImplausibleAnswers | None = None) -> list[SlurmNode]:
-    """Return the nodes of these names, all without any, in Slurm's order.
+    """Return the nodes of these names, or all nodes, in Slurm's order.
 
-    In JSON from Slurm 23.02 on by scontrol, from 21.08 on by sinfo; in text where these have no plugin for it.
+    From JSON by scontrol (since Slurm 23.02) or sinfo (since 21.08); from text if these lack the JSON plugin.
 
     Raises:
         InfrastructureFailed: Slurm does not answer, or knows no such node.
@@ -175,12 +175,12 @@ def read_nodes(names: Iterable[str] = (), implausible: ImplausibleAnswers | None
         by_name = _text_nodes(call("scontrol", "--oneliner", "show", "node", *listed))
     nodes = [_node(by_name[name], doubts) for name in requested or by_name if name in by_name]
     if missing := [name for name in requested if name not in by_name]:
-        raise InfrastructureFailed(f"Slurm knows no node {missing[0]}")
+        raise InfrastructureFailed(f"Slurm does not know node {missing[0]}")
     return nodes
 
 
 def read_document(words: Sequence[str], name: str) -> list[Mapping[str, Any]] | None:
-    """Return the list of this name in the JSON that a command prints, whatever stands before it; None without any."""
+    """Return the list of this name in the JSON that a command prints, even after other lines; None if there is none."""
     done = _run(words)
     for begin in re.finditer(r"^\s*\{", done.stdout if done.returncode == 0 else "", re.MULTILINE):
         try:
@@ -197,9 +197,9 @@ _WRITTEN_BY_PEOPLE = re.compile(r" (?:Reason|Comment|Extra)=")
 
 
 def _text_nodes(text: str) -> dict[str, Mapping[str, Any]]:
-    """Return the nodes of what `scontrol --oneliner show node` prints, by name, with the keys that JSON has.
+    """Return the nodes in the output of `scontrol --oneliner show node`, by name, with the keys of JSON.
 
-    What begins otherwise is a banner, or a further line of a comment; one in a comment may even begin like a node's.
+    Other lines belong to a banner or continue a comment; a comment's line may even begin like a node's.
     """
     nodes: dict[str, Mapping[str, Any]] = {}
     for line in text.splitlines():
@@ -214,10 +214,10 @@ def _text_nodes(text: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _node(described: Mapping[str, Any], implausible: ImplausibleAnswers) -> SlurmNode:
-    """Return a node by the keys of JSON. A list of words is one text in some versions."""
+    """Return a node from its description with the keys of JSON. Some versions write a list of words as one text."""
     name = described["name"]
     state = described.get("state", "")
-    flags = described.get("state_flags", [])  # Apart until 22.05.
+    flags = described.get("state_flags", [])  # Separate until 22.05.
     words = "+".join(map(str, [*(state if isinstance(state, list) else [str(state).upper()]), *flags]))
     states = states_of(words)
     for unknown in sorted(states - _UP - _HARMLESS - _AWAY):
@@ -242,7 +242,7 @@ def _words(value: object) -> tuple[str, ...]:
 
 
 def unwrapped(value: object) -> object:
-    """Return a number of JSON, which some versions wrap: {"set": true, "infinite": false, "number": 8}."""
+    """Return a number from JSON, which some versions wrap: {"set": true, "infinite": false, "number": 8}."""
     if isinstance(value, dict):
         return value.get("number") if value.get("set") and not value.get("infinite") else "not set"
     return value

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.engines.cluster import PLACES_TOLD, Capacity, ImplausibleAnswers
+from bench.engines.cluster import PLACES_LISTED, Capacity, ImplausibleAnswers
 from bench.engines.slurm.node_list import (
     MEGABYTE,
     SlurmNode,
@@ -20,20 +20,20 @@ from bench.engines.slurm.node_list import (
 from bench.errors import Misuse, plural
 
 MOST_GPUS = 1024
-"""Of a node; Slurm counts generic resources with files in bitmaps of that size."""
+"""Most GPUs of a node; Slurm counts generic resources with files in bitmaps of this size."""
 
 
 def find_partitions(names: str | None) -> tuple[str, int]:
-    """Return the names of partitions, with commas between, by default Slurm's own, and how many nodes one of them has.
+    """Return the partitions, separated by commas, and the number of nodes of the largest; by default Slurm's default.
 
-    A job gets all of its nodes from one of them, whichever is free first.
+    A job gets all its nodes from one partition, whichever is free first.
 
     Raises:
         InfrastructureFailed: Slurm does not answer.
         Misuse: there is no such partition.
     """
     nodes_by_name: dict[str, int] = {}
-    # The default partition ends with a star. Other lines are a banner of the site's.
+    # The default partition's name ends with a star. Other lines belong to a banner of the site.
     for name, count in re.findall(
         r"^partition=(\S+) nodes=(\d+) *$", call("sinfo", "--noheader", "--format=partition=%P nodes=%D"), re.MULTILINE
     ):
@@ -50,16 +50,16 @@ def find_partitions(names: str | None) -> tuple[str, int]:
 
 
 def host_names(listed: str) -> list[str]:
-    """Return the names in Slurm's list of nodes: "a[0-1]" has a0 and a1."""
+    """Return the names in Slurm's list of nodes: "a[0-1]" means a0 and a1."""
     lines = call("scontrol", "show", "hostnames", listed).splitlines()
     return [line.strip() for line in lines if re.fullmatch(r"\s*[\w.-]+\s*", line)]
 
 
 def check_count(requested: int, partitions: str, available: int) -> None:
-    """Refuse more nodes than a partition, or the largest of several, has; Slurm itself would let the job wait for ever.
+    """Refuse more nodes than a partition, or the largest of several, has; Slurm would let the job wait forever.
 
     Raises:
-        Misuse: it has fewer.
+        Misuse: there are fewer nodes.
     """
     if available < requested:
         raise Misuse(f"--nodes is {requested}, but the {_partitions(partitions)} has only {available}; use fewer")
@@ -69,12 +69,12 @@ def _partitions(names: str) -> str:
     return f"partition {names.replace(',', ' or ')}"
 
 
-# What a node has: if nodes differ, the least, because it is unknown which of them Slurm will allocate.
+# Capacities: if nodes differ, the least, because it is unknown which of them Slurm will allocate.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeCapacity:
-    """What a node has for us; None if Slurm does not report it. gpus: the type of each."""
+    """What a job can use on a node; None if Slurm does not report it. gpus: the type of each GPU."""
 
     cores: int | None
     memory_bytes: int | None
@@ -84,10 +84,10 @@ class _NodeCapacity:
 def capacity_of_partition(
     name: str | None, *, nodes: int, constraint: str | None, gpus: GpuWords, is_exclusive: bool, asks: str
 ) -> Capacity:
-    """Return what the nodes of a partition, or of several, have at least, of those that fit and are up.
+    """Return what each node of one or several partitions has at least, among the nodes that fit and are up.
 
-    name: as `find_partitions`. constraint: a feature that they must have; one with operators is not looked at.
-    gpus: what is asked of each. asks: by which words, for people.
+    name: see `find_partitions`. constraint: a feature that nodes must have; an expression with operators is ignored.
+    gpus: the request for each node. asks: the request in words, for messages.
 
     Raises:
         InfrastructureFailed: Slurm does not answer.
@@ -101,7 +101,7 @@ def capacity_of_partition(
     doubts = ImplausibleAnswers("Slurm")
     partition_nodes = [node for node in read_nodes(implausible=doubts) if wanted_partitions & set(node.partitions)]
     fitting = [node for node in partition_nodes if _has_feature(node, constraint)] or partition_nodes
-    if needed_gpus:  # Others than those with so many are not given.
+    if needed_gpus:  # Slurm allocates no node with fewer.
         fitting = [node for node in fitting if len(gpus_of(node.gres)) >= len(needed_gpus)] or fitting
     away = [
         f"{node.name} is {node.state}{f' ({node.reason})' if node.reason else ''}"
@@ -110,7 +110,7 @@ def capacity_of_partition(
     ]
     fitting = [node for node in fitting if node.gets_jobs] or fitting
     of_nodes = [_node_has(node, counts_gpus, doubts) for node in fitting]
-    if not is_exclusive:  # Of a shared node, a job has the GPUs that it asked for.
+    if not is_exclusive:  # On a shared node, a job has only the GPUs that it requests.
         is_known = counts_gpus and gpus.unclear is None
         of_nodes = [
             _NodeCapacity(
@@ -118,8 +118,8 @@ def capacity_of_partition(
             )
             for node in of_nodes
         ]
-    examples = "; ".join([*away[:PLACES_TOLD], *(["..."] if len(away) > PLACES_TOLD else [])])
-    unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} without jobs now: {examples}"
+    examples = "; ".join([*away[:PLACES_LISTED], *(["..."] if len(away) > PLACES_LISTED else [])])
+    unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} cannot run jobs now: {examples}"
     notes = [unusable] if away else []
     if counts_gpus and not is_exclusive and not needed_gpus and gpus.unclear is not None:
         notes.append(unclear_words(gpus.unclear))
@@ -127,7 +127,7 @@ def capacity_of_partition(
 
 
 def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
-    """Return what the nodes of a job have at least for this job.
+    """Return what this job can use at least on each of its nodes.
 
     Raises:
         InfrastructureFailed: Slurm does not answer, or knows no such job.
@@ -158,10 +158,10 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
 
 
 def step_gpus(job: str) -> tuple[int, str | None]:
-    """Return how many GPUs a step of a job can ask for on each node, and a note where nodes have more.
+    """Return how many GPUs a step of a job can request on each node, and a note if some nodes have more.
 
-    An exclusive job has all GPUs of its nodes, although it asked for none, and Slurm gives a step no GPU that it does
-    not ask for. Slurm 22.05 refuses a step that asks for more than the job has on the node with the fewest, also if the
+    An exclusive job has all GPUs of its nodes, even if it requested none, but a step gets only the GPUs that it
+    requests. Slurm 22.05 refuses a step that requests more than the job has on the node with the fewest, even if the
     step avoids that node.
 
     Raises:
@@ -175,14 +175,14 @@ def step_gpus(job: str) -> tuple[int, str | None]:
     if counts[fewest] == counts[most]:
         return counts[fewest], None
     return counts[fewest], (
-        f"job {job} has {counts[most]} GPUs on {most} and {counts[fewest]} on {fewest}: {counts[fewest]} of each node"
-        " are used; ask for nodes that are alike"
+        f"job {job} has {counts[most]} GPUs on {most} and {counts[fewest]} on {fewest}: {counts[fewest]} per node"
+        " are used; request nodes that are alike"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobPart:
-    """What a job was given on each of these nodes. 0 cores or megabytes are all that the node has."""
+    """What a job was allocated on each of these nodes. 0 cores or megabytes mean all that the node has."""
 
     nodes: tuple[str, ...]
     cores: int
@@ -192,21 +192,21 @@ class _JobPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobResources:
-    """What a job was given. nodes: their number."""
+    """What a job was allocated. nodes: the number of nodes."""
 
     nodes: int
     parts: tuple[_JobPart, ...]
 
 
 def _given_in_json(job: str) -> _JobResources | None:
-    """Return what Slurm reports as JSON; None where it has no JSON, or none that counts CPUs (before 24.05)."""
+    """Return what Slurm reports as JSON; None without JSON, or if it does not count CPUs (before 24.05)."""
     jobs = read_document(("scontrol", "--details", "--json", "show", "job", job), "jobs")
     description = next(
         (job_description for job_description in jobs or () if str(job_description.get("job_id")) == job), None
     )
     if description is None:
         return None
-    gres = description.get("gres_detail") or []  # A text for each node, in their order; none where the job has none.
+    gres = description.get("gres_detail") or []  # A text for each node, in order; none without GPUs.
     try:
         parts = [
             _JobPart(
@@ -228,7 +228,7 @@ def _given_in_text(job: str) -> _JobResources:
     # A part for each kind of nodes: "Nodes=node[0-1] CPU_IDs=0-7 Mem=1000 GRES=gpu:a100:2(IDX:0-1)".
     for part in re.findall(r"\bNodes=\S+ CPU_IDs=\S* Mem=\S* GRES=\S*", line.partition(" MinCPUsNode=")[0]):
         part_fields = fields(part)
-        names = part_fields["Nodes"]  # Most often one name, for which Slurm need not be called.
+        names = part_fields["Nodes"]  # Usually one name, which needs no call of Slurm.
         parts.append(
             _JobPart(
                 nodes=(names,) if re.fullmatch(r"[\w.-]+", names) else tuple(host_names(names)),
@@ -244,14 +244,14 @@ def check_job(requested: int, job: str, available: int) -> None:
     """Refuse more nodes than a job has.
 
     Raises:
-        Misuse: it has fewer.
+        Misuse: the job has fewer.
     """
     if available < requested:
         raise Misuse(f"--nodes is {requested}, but job {job} has only {available}; use fewer")
 
 
 def gpus_of(text: str) -> tuple[str, ...]:
-    """Return the type of each GPU in generic resources: "gpu:a100:2(S:0-1),shard:8" has two of a100."""
+    """Return the type of each GPU in generic resources: "gpu:a100:2(S:0-1),shard:8" has two of type a100."""
     types: list[str] = []
     for resource in re.sub(r"\([^)]*\)", "", text).split(","):
         name, *parts = resource.removeprefix("gres/").removeprefix("gres:").replace("=", ":").split(":")
@@ -263,10 +263,10 @@ def gpus_of(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuWords:
-    """What words for salloc or srun ask of GPUs.
+    """The GPUs that arguments of salloc or srun request.
 
-    of_node: generic resources of each node, as "gpu:a100:2"; None if no word names them. unclear: a word that does not
-    say how many GPUs a node gets.
+    of_node: generic resources of each node, for example "gpu:a100:2"; None if no argument names them. unclear: an
+    argument that does not determine how many GPUs a node gets.
     """
 
     of_node: str | None = None
@@ -277,7 +277,7 @@ _NOT_OF_A_NODE = ("--gpus", "-G", "--gpus-per-task", "--gpus-per-socket")
 
 
 def read_gpu_words(words: Sequence[str]) -> GpuWords:
-    """Return what the words ask of GPUs; of several words that say it, the last one counts, as in Slurm."""
+    """Return the GPUs that arguments request; as in Slurm, the last of several such arguments counts."""
     of_node: str | None = None
     unclear: str | None = None
     remaining = iter(words)
@@ -296,7 +296,7 @@ def read_gpu_words(words: Sequence[str]) -> GpuWords:
 
 
 def unclear_words(word: str) -> str:
-    """Return the notice of a word that does not say how many GPUs a node gets."""
+    """Return the notice about an argument that does not determine how many GPUs a node gets."""
     return (
         f"{word} does not say how many GPUs each node gets, so none are planned; use --gpus-per-node, or set"
         ' device = "cuda" and ranks in each case'
@@ -327,7 +327,7 @@ def _node_has(node: SlurmNode, counts_gpus: bool, doubts: ImplausibleAnswers) ->
 
 
 def _count(ranges: str) -> int:
-    """Return how many numbers there are: 5 in "0-3,8"."""
+    """Return how many numbers are in the ranges: 5 in "0-3,8"."""
     ends = [part.partition("-") for part in ranges.split(",") if part]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 

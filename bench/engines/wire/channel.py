@@ -1,14 +1,14 @@
 """Channels: messages to and from the other side of a wire, with heartbeats, so that neither side outlives the other.
 
-Each side sends something every `BEAT_S`, a heartbeat where it has nothing to say, and ends itself when it has heard
-nothing for `SILENT_S`. Three threads serve all channels of an engine, however many there are: one sends, one receives
-and one watches for silence, so that neither a trial nor a full pipe holds the others up.
+Each side sends something every `BEAT_S`, a heartbeat if nothing else, and ends itself when it has heard nothing for
+`SILENT_S`. Three threads serve all channels of an engine, however many there are: one sends, one receives and one
+watches for silence, so that neither a trial nor a full pipe delays the other channels.
 
-The limits: two cores at a load of 40 wake a thread within a second, so a healthy side's beat comes in time even when
-three in a row are late. Silence is seen after 8 s at the latest (`SILENT_S` and two ticks), which leaves a side 2 s to
-end its ranks within 10 s of the other's death. Silence is counted in the watching thread's own ticks, and one that
-comes late counts as two at most: a machine that is too busy to count ends no healthy pair, and a process that was
-stopped itself, or slept with its laptop, first reads what has come. Bytes that have come are no silence, read or not.
+The limits: at a load of 40 on two cores a thread wakes within a second, so a healthy side's heartbeat arrives in time
+even when three in a row are late. Silence is detected after 8 s at the latest (`SILENT_S` and two ticks), which leaves
+a side 2 s to end its ranks within 10 s of the other's death. The watching thread counts silence in its own ticks, and a
+late tick counts as two at most. So a machine that is too busy to count ends no healthy pair, and a process that was
+stopped, or slept with its laptop, first reads what has arrived. Bytes that have arrived end the silence, read or not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BEAT_S = 2.0
 SILENT_S = 7.0
 TICK_S = 0.5
 WAITING = 32
-"""How many messages may wait to be sent; further senders wait."""
+"""How many messages may wait to be sent; with more, their senders wait."""
 _READ_BYTES = 1 << 16
 
 
@@ -58,7 +58,7 @@ class Silence:
         self._ticked_s = clock()
 
     def heard(self) -> None:
-        """Note that something came; from any thread."""
+        """Record that something arrived; may be called from any thread."""
         self._is_heard = True
 
     def tick(self) -> bool:
@@ -75,11 +75,11 @@ class Silence:
 class Channel(Generic[Message]):
     """Sends and receives messages until either side hangs up, is silent, or is refused; then it has a `reason`.
 
-    opening: returns the wire of the stream, once both sides have met; it is called in a thread of its own.
-    decoder: of the other side's messages and heartbeats.
-    on_message: is called in the receiving thread; it may raise Refused. on_end: is called once with the reason, there,
-    in the watching thread, or in that of `opening`.
-    silence: counts from when both sides have met.
+    opening: returns the stream's wire once both sides have met; called in a thread of its own.
+    decoder: decodes the other side's messages and heartbeats.
+    on_message: called in the receiving thread; may raise Refused. on_end: called once with the reason, in the receiving
+    thread, the watching thread or that of `opening`.
+    silence: counts from the moment when both sides have met.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Channel(Generic[Message]):
         self.reason: str | None = None
         self.is_refused = self.is_silent = False
         self.stream = stream
-        self.has_received, self.has_sent = threading.Event(), threading.Event()  # Nothing more comes, or goes.
+        self.has_received, self.has_sent = threading.Event(), threading.Event()  # All of it.
         self._threads, self._opening, self._decoder = threads, opening, decoder
         self._on_message, self._on_end, self._new_silence = on_message, on_end, silence
         self._wire: SignedWire | None = None  # Once both sides have met.
         self._silence: Silence  # From then on.
-        self._is_handling = False  # What came is being handled, and nothing else is read meanwhile.
+        self._is_handling = False  # A message is being handled, and nothing else is read meanwhile.
         self._changed = threading.Condition()  # Guards all that follows.
         self._outgoing: deque[bytes] = deque()
         self._unsent = memoryview(b"")  # The rest of a frame that is being sent.
@@ -110,15 +110,15 @@ class Channel(Generic[Message]):
 
     @property
     def protocol(self) -> int:
-        """The other side's, once both have met."""
+        """The other side's protocol; this program's until both sides have met."""
         return PROTOCOL if self._wire is None or self._wire.peer is None else self._wire.peer.protocol
 
     def start(self) -> None:
-        """Begin to receive and to send as soon as both sides have met."""
+        """Meet the other side in another thread; then begin to receive and to send."""
         threading.Thread(target=self._meet, name="meeting", daemon=True).start()
 
     def send(self, message: msgspec.Struct) -> bool:
-        """Queue a message; wait while too many are waiting. Return False where it cannot be sent any more."""
+        """Queue a message, waiting while the queue is full. Return False if it can no longer be sent."""
         body = msgspec.json.encode(message)
         with self._changed:
             while len(self._outgoing) >= WAITING and not (self._has_ended or self._is_leaving):
@@ -130,9 +130,9 @@ class Channel(Generic[Message]):
         return True
 
     def hang_up(self, within_s: float) -> bool:
-        """Send what is queued, at most for this long, then hang up; return whether it was sent. It may be called again.
+        """Send the queued messages within this time, then hang up; return whether all were sent. May be called again.
 
-        Where it was not sent, the other side does not read: end it, or abort the stream.
+        If they were not sent, the other side does not read: end it, or abort the stream.
         """
         with self._changed:
             self._is_leaving = True
@@ -143,7 +143,7 @@ class Channel(Generic[Message]):
         return self.has_sent.is_set()
 
     def join(self, within_s: float) -> bool:
-        """Wait until nothing more is received; return whether that is so. Nothing more is sent then."""
+        """Wait until the other side has hung up, then also stop sending; return whether both happened in time."""
         if not self.has_received.wait(within_s):
             return False
         self._hang_up_unmet()
@@ -180,10 +180,10 @@ class Channel(Generic[Message]):
         self._hang_up_unmet()
         self._on_end(self.reason)
 
-    # In the threads that channels share.
+    # Called in the threads that channels share.
 
     def receive(self) -> bool:
-        """Handle what has come, without waiting for more; return whether more can come."""
+        """Handle what has arrived, without waiting for more; return whether more can arrive."""
         assert self._wire is not None, "the sides have met"
         try:
             self._wire.feed(self.stream.read(_READ_BYTES))
@@ -196,7 +196,7 @@ class Channel(Generic[Message]):
         except (Refused, StreamEnded, OSError, ValueError) as error:
             self._end(error)
             return False
-        except Exception as error:  # noqa: BLE001 - A bug of ours is shown, and ends this channel alone.
+        except Exception as error:  # noqa: BLE001 - A bug of ours is printed, and ends this channel only.
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             self._end(StreamEnded(f"a message could not be handled: {error!r}"))
             return False
@@ -211,9 +211,11 @@ class Channel(Generic[Message]):
             raise Refused(f"a message is malformed: {error}") from None
 
     def send_some(self, *, is_beat: bool) -> Literal["idle", "full", "done"]:
-        """Send what is queued, without waiting; return whether that is all, the stream is full, or no more is sent.
+        """Send what is queued, without waiting.
 
-        is_beat: send a heartbeat where nothing is queued.
+        is_beat: send a heartbeat if nothing is queued.
+
+        Returns: "idle" if all is sent, "full" if the stream has no room now, "done" if nothing will be sent any more.
         """
         if self._wire is None or self.has_sent.is_set():
             return "idle"
@@ -234,12 +236,12 @@ class Channel(Generic[Message]):
                 if not (count := self.stream.write_some(self._unsent)):
                     return "full"
                 self._unsent = self._unsent[count:]
-        except (OSError, ValueError):  # The other side is gone: the receiving thread learns of it, too.
+        except (OSError, ValueError):  # The other side is gone, which the receiving thread also notices.
             pass
         return "done"
 
     def hung_up(self) -> None:
-        """Close the way out, when nothing more is sent."""
+        """Close the sending end, once nothing more is sent."""
         self.stream.hang_up()
         self.has_sent.set()
         with self._changed:
@@ -247,10 +249,10 @@ class Channel(Generic[Message]):
             self._changed.notify_all()
 
     def watch(self) -> None:
-        """End the channel where the other side was silent for too long; called every tick."""
+        """End the channel if the other side was silent for too long; called every tick."""
         if self._has_ended:
             return
-        if self._is_handling or self._has_unread():  # A busy machine reads late what came in time.
+        if self._is_handling or self._has_unread():  # A busy machine reads late what arrived in time.
             self._silence.heard()
         if self._silence.tick():
             self.is_silent = True
@@ -266,14 +268,14 @@ class Channel(Generic[Message]):
 class ChannelThreads:
     """The threads that serve an engine's channels, until they are closed.
 
-    Sending and receiving never wait for one channel; handling what has come does, and what comes meanwhile waits.
+    Sending and receiving never wait for one channel. Handling a message may, and messages that arrive meanwhile wait.
     """
 
     def __init__(self, *, beat_s: float = BEAT_S, tick_s: float = TICK_S) -> None:
         self._beat_s, self._tick_s = beat_s, tick_s
-        self._channels: set[Channel[Any]] = set()  # Whose sides have met, and that have not received all.
+        self._channels: set[Channel[Any]] = set()  # Both sides have met; more may arrive.
         self._due: queue.SimpleQueue[Channel[Any]] = queue.SimpleQueue()  # To the sending thread.
-        self._full: set[Channel[Any]] = set()  # The sending thread's own: they wait for room.
+        self._full: set[Channel[Any]] = set()  # Only the sending thread uses it: they wait for room.
         self._receiving, self._sending = selectors.DefaultSelector(), selectors.DefaultSelector()
         self._awake, self._closed = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         self._lock = threading.Lock()  # Guards these two, and whether they are open.
@@ -326,7 +328,7 @@ class ChannelThreads:
                     channel.has_received.set()
 
     def _send(self, stop_requested: threading.Event) -> None:
-        beats_s = time.monotonic()  # When it is next looked for channels that are to beat.
+        beats_s = time.monotonic()  # When to look next for channels that need a heartbeat.
         while not stop_requested.is_set():
             ready: set[Channel[Any]] = {key.data for key, _ in self._sending.select(self._tick_s) if key.data}
             with suppress(BlockingIOError):

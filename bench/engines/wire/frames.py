@@ -1,9 +1,9 @@
 """The wire between a runner and an agent: signed frames over a stream of bytes, with a key made for the suite.
 
-A frame is a header of 44 bytes (length of the body, sequence number, HMAC-SHA256) and a body of JSON. The length comes
-first and not the end of a line, so that a frame that is too long is refused before it is read into memory. The HMAC is
-over the direction, the nonces of both sides, the sequence number and the body: a frame that another connection, the
-other direction or an earlier moment had is refused. Nothing is ever pickled.
+A frame is a header of 44 bytes (length of the body, sequence number, HMAC-SHA256) and a body of JSON. Frames begin with
+their length, instead of ending with a newline, so that a frame that is too long is refused before it is read into
+memory. The HMAC covers the direction, the nonces of both sides, the sequence number and the body: a frame from another
+connection, from the other direction or from an earlier moment is refused. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import IO, Annotated, Literal, Protocol
 import msgspec
 
 PROTOCOL = 6
-"""Raise it with each change of the frames or of a message: sides that differ refuse each other."""
+"""Raise it with each change of frames or messages: sides with different protocols refuse each other."""
 SPOKEN = frozenset({4, 5, PROTOCOL})
-"""Protocols in which this runner can order trials of the agent of another source tree. After a raise, older ones stay
-as long as their agents understand our orders and we understand their answers."""
+"""Protocols of other source trees' agents that can run trials for this runner. After a raise, keep an older one as long
+as its agents understand our orders and we understand their answers."""
 WireSide = Literal["runner", "agent"]
 KEY_BYTES = NONCE_BYTES = 32
 HELLO_BYTES = 4096
-"""Limit of a body while the other side has not proved that it has the key."""
+"""Size limit of a body until the other side has proved that it has the key."""
 MOST_BYTES: dict[WireSide, int] = {"runner": 1 << 20, "agent": 16 << 20}
-"""Limit of a body, by who sends it: the runner sends orders, an agent pieces of files and its machine."""
+"""Size limit of a body, by sender: the runner sends orders, an agent sends pieces of files and its machine."""
 REASON_CHARACTERS = 300
-"""Length of a refusal's reason: what was refused may be long, and is not all said."""
+"""Longest reason of a refusal. What was refused may be longer, and is cut."""
 MET = b'{"type":"heartbeat"}'
-"""Body of the agent's first frame after both hellos; the first one that only a fresh connection can have."""
+"""Body of the agent's first frame after both hellos: the first frame that cannot come from an earlier connection."""
 
 _HEADER = struct.Struct(">IQ32s")
 _NO_NONCE = bytes(NONCE_BYTES)
@@ -46,7 +46,7 @@ _OTHER: dict[WireSide, WireSide] = {"runner": "agent", "agent": "runner"}
 
 
 class Refused(RuntimeError):
-    """The other side sent what is not accepted; the connection is of no further use. The message is one short line."""
+    """The other side sent something unacceptable; the connection is useless now. The message is one short line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(" ".join(reason.split())[:REASON_CHARACTERS])
@@ -57,7 +57,7 @@ class StreamEnded(RuntimeError):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Each side's first message. program: its version. node: the number of the agent's node."""
+    """Each side's first message. program: the program's version. node: the number of the agent's node."""
 
     protocol: int
     program: Annotated[str, msgspec.Meta(max_length=100)]
@@ -69,14 +69,14 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Stream(Protocol):
-    """Bytes to and from the other side: a pipe, the standard streams of a step, an actor's, or a TCP connection.
+    """Bytes to and from the other side: pipes, the streams of a Slurm step or a Ray actor, or a TCP connection.
 
     reading_fd, writing_fd: for selectors.
-    read: returns what there is, at most that many bytes; none at the end of the stream. has_unread: whether read would
-    return at once.
-    write: returns when all is written. write_some: writes what there is room for, and returns how many bytes that are.
-    hang_up: closes the way out. abort: also ends a call that waits, if it can. close: frees what is open, when nobody
-    reads or writes any more.
+    read: returns what has arrived, at most this many bytes; no bytes at the end of the stream. has_unread: whether read
+    would return at once.
+    write: returns when all is written. write_some: writes what fits without waiting, and returns the number of bytes.
+    hang_up: closes the sending end. abort: also interrupts a waiting call, if it can. close: closes both ends; call it
+    when nobody reads or writes any more.
     """
 
     @property
@@ -93,7 +93,7 @@ class Stream(Protocol):
 
 
 def _is_at_once(fd: int, event: int) -> bool:
-    """Whether the system call for this event of `poll` would return at once."""
+    """Whether the system call that belongs to this event of `poll` would return at once."""
     poll = select.poll()
     poll.register(fd, event)
     return bool(poll.poll(0))
@@ -133,7 +133,7 @@ class PipeStream:
             self._writing.close()
 
     def abort(self) -> None:
-        """Do nothing: a call that waits ends with the process at the other end, whoever ends it."""
+        """Do nothing: a waiting call ends with the process at the other end."""
 
     def close(self) -> None:
         self.hang_up()
@@ -188,7 +188,7 @@ class SocketStream:
         self._socket.close()
 
 
-# Keys: made for a suite, given to agents in a file that only its owner can read, or as the first line of their input.
+# Keys: each suite has its own; agents get it in a file that only its owner can read, or as their input's first line.
 
 
 def new_key() -> bytes:
@@ -196,7 +196,7 @@ def new_key() -> bytes:
 
 
 def key_line(key: bytes) -> bytes:
-    """Return the line that a key's file has, or that an agent is given first."""
+    """Return the key as the line of a key file, or as the first line of an agent's input."""
     return key.hex().encode() + b"\n"
 
 
@@ -212,13 +212,13 @@ def write_key(path: Path, key: bytes) -> None:
 
 
 def read_key(path: Path) -> bytes:
-    """Return the key that a file holds.
+    """Return the key from a file.
 
     Raises:
-        Refused: others can read the file, or it is another user's, or it holds no key. The message never has the key.
+        Refused: others can read the file, it belongs to another user, or it has no key. The message never has the key.
         OSError: it cannot be read.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # A named pipe must not keep us waiting.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # A named pipe must not block.
     with os.fdopen(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in (os.geteuid(), 0):
@@ -231,10 +231,10 @@ def read_key(path: Path) -> bytes:
 
 
 def receive_key(stream: Stream) -> bytes:
-    """Return the key that is the first line of a stream; not one byte behind it is read.
+    """Return the key from the first line of a stream, and read no byte after this line.
 
     Raises:
-        Refused: the line is no key.
+        Refused: the line is not a key.
         StreamEnded: there was no line.
     """
     line = b""
@@ -261,7 +261,7 @@ class SignedWire:
     """One end of a connection whose two sides have proved to each other that they have the key; see `meet`.
 
     One thread may send while another receives.
-    peer: what the other side said of itself.
+    peer: the other side's hello.
     """
 
     def __init__(self, stream: Stream, key: bytes, side: WireSide) -> None:
@@ -271,10 +271,10 @@ class SignedWire:
         self._key = key
         self._nonces: dict[WireSide, bytes] = {"agent": _NO_NONCE, "runner": _NO_NONCE}
         self._sent = self._received = 0
-        self._unread = bytearray()  # Read from the stream, and no whole frame yet.
+        self._unread = bytearray()  # Read from the stream, but not yet taken as messages.
 
     def send(self, body: bytes) -> None:
-        """Send a message, which is JSON.
+        """Send a message in JSON.
 
         Raises:
             OSError, ValueError: the other side is gone, or this one hung up.
@@ -282,14 +282,14 @@ class SignedWire:
         self.stream.write(self.frame(body))
 
     def frame(self, body: bytes) -> bytes:
-        """Return a message as the next frame, which must be sent next."""
+        """Return a message as the next frame, to be sent before any other."""
         assert len(body) <= MOST_BYTES[self.side], f"a message has {len(body)} bytes"
         header = _HEADER.pack(len(body), self._sent, self._signature(self.side, self._sent, body))
         self._sent += 1
         return header + body
 
     def receive(self, most_bytes: int | None = None) -> bytes:
-        """Return the next message of the other side, which has signed it; not one byte behind it is read.
+        """Return the next message, which the other side has signed, and read no byte after it.
 
         Raises:
             Refused: see `next_body`.
@@ -302,10 +302,10 @@ class SignedWire:
         return body
 
     def feed(self, data: bytes) -> None:
-        """Take what was read from the stream.
+        """Add what was read from the stream.
 
         Raises:
-            StreamEnded: it was nothing, so the other side hung up.
+            StreamEnded: nothing was read, so the other side hung up.
         """
         if not data:
             what = "'s last frame was cut off" if self._unread else " hung up"
@@ -313,10 +313,10 @@ class SignedWire:
         self._unread += data  # Memory grows with what has arrived, not with what was announced.
 
     def next_body(self, most_bytes: int | None = None) -> bytes | None:
-        """Return the next message of what was taken from the stream; None while it is not there whole.
+        """Return the next message from what was fed; None while it is incomplete.
 
         Raises:
-            Refused: the frame is too long, or is not signed with the key for this connection and this place in it.
+            Refused: the frame is too long, has a wrong signature, or comes out of order.
         """
         size = self._next_bytes(most_bytes)
         if len(self._unread) < size:
@@ -333,7 +333,7 @@ class SignedWire:
         return body
 
     def _next_bytes(self, most_bytes: int | None) -> int:
-        """Return the size of the next frame, or that of a header where the frame's own is not known yet."""
+        """Return the size of the next frame, or of its header while the frame's size is unknown."""
         if len(self._unread) < _HEADER.size:
             return _HEADER.size
         limit = MOST_BYTES[_OTHER[self.side]] if most_bytes is None else most_bytes
@@ -343,12 +343,12 @@ class SignedWire:
         return _HEADER.size + length
 
     def bind(self, side: WireSide, nonce: bytes) -> None:
-        """Sign and check from now on with this nonce of a side."""
+        """Use this nonce of a side to sign and check frames from now on."""
         self._nonces[side] = nonce
 
     def _signature(self, sender: WireSide, sequence: int, body: bytes) -> bytes:
         mac = hmac.new(self._key, digestmod=hashlib.sha256)
-        # All parts but the last are of fixed length, so that no two frames have the same bytes here.
+        # All parts but the last have a fixed length, so that two different frames never give the same bytes here.
         mac.update(b"observatory frame\0" + sender[:1].encode() + self._nonces["agent"] + self._nonces["runner"])
         mac.update(sequence.to_bytes(8, "big"))
         mac.update(body)
@@ -373,12 +373,12 @@ def meet(
 ) -> SignedWire:
     """Exchange hellos over a new stream; return the wire when the other side has proved that it has the key.
 
-    The agent speaks first, wherever the stream comes from. Its hello could be an old one, so it is trusted only when a
-    frame has come that is signed with both sides' nonces.
-    protocol: the one of `SPOKEN` that the agent of another source tree speaks; None: this program's own.
+    The agent speaks first, whoever opened the stream. Its hello could be a replay, so the runner trusts it only after a
+    frame that is signed with both sides' nonces.
+    protocol: the protocol in `SPOKEN` of another source tree's agent; None: this program's own.
 
     Raises:
-        Refused: the other side has no key or another one, or is of another version.
+        Refused: the other side has no key, another key, or another version.
         StreamEnded, OSError: the connection is lost.
     """
     wire = SignedWire(stream, key, side)
@@ -396,7 +396,7 @@ def meet(
         wire.send(MET)
     else:
         peer = _receive_hello(wire)
-        wire.send(msgspec.json.encode(hello))  # Also to another version, so that it can say the same.
+        wire.send(msgspec.json.encode(hello))  # Also to another version, so that it can report this too.
         wire.bind("runner", hello.nonce)
         _check_versions(hello, peer, side)
         if wire.receive(HELLO_BYTES) != MET:

@@ -1,4 +1,4 @@
-"""Files of runs on their way from a node to the runner: sent by the node's agent, kept whole or not at all."""
+"""The transfer of a run's files from a node's agent to the runner, which keeps complete files only."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from bench.store.active_runs import lock_folder, lock_holder
 from collectors.files import drafted, make_subfolder, open_to_append, open_to_read
 
 PIECE_BYTES = 1 << 18
-"""Bytes of a piece before it is compressed. A slow link of 1 Mbit/s takes 2 s for one: as long as a beat."""
+"""Bytes of a piece before compression. A slow link of 1 Mbit/s sends one in 2 s, the time between two heartbeats."""
 LOOK_S = 1.0
-"""How often the logs of watched runs are looked at."""
+"""How often new records are read from the logs of watched runs."""
 
 FileMessage: TypeAlias = LogTails | FilePiece | FileSent | FilesSent
 
@@ -44,7 +44,7 @@ _NAME = re.compile(FILE_NAME)
 _APPENDED = (".jsonl", ".err")
 """Endings of files that trials append to. Other files are replaced in one piece."""
 _FAST = 1
-"""zlib's level: logs shrink to a fifth all the same."""
+"""zlib's level; it still shrinks logs to a fifth."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class _Passed:
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def add(self, data: bytes) -> None:
-        """Note the next bytes."""
+        """Count the next bytes."""
         self.size += len(data)
         self.digest.update(data)
 
@@ -64,22 +64,22 @@ class _Passed:
 
 
 class FileSender:
-    """Sends the files of an agent's runs when asked, in a thread of its own.
+    """Sends the files of an agent's runs on request, in a thread of its own.
 
-    Of a log that was there before the agent began with the run, only what has been appended since is sent: the runner
-    has the rest from an earlier agent. While a run is watched, what was appended to its logs is sent in one message
-    each `look_s`, and at the end only the rest.
-    runs: where this node keeps the folders of runs. send: sends a message, and returns whether that is still possible.
+    If a log existed before the agent began the run, only later records are sent: the runner has the rest from an
+    earlier agent. While a run is watched, new records of its logs are sent in one message every `look_s`, and at the
+    end only the rest.
+    runs: this node's folder of runs. send: sends a message, and returns whether messages can still be sent.
     steps: returns how many steps each rank of this node has finished in the trial.
     """
 
     def __init__(self, runs: Path, send: Callable[[msgspec.Struct], bool], *, look_s: float = LOOK_S) -> None:
         self._runs, self._send, self._look_s = runs, send, look_s
         self._requests: queue.SimpleQueue[SendFiles | WatchFiles | None] = queue.SimpleQueue()
-        self._starts: dict[str, dict[str, int]] = {}  # By run and name: the size of a log when the agent began with it.
+        self._starts: dict[str, dict[str, int]] = {}  # By run and name: the size of a log when the agent began.
         self._locks: dict[str, int] = {}
-        self._sent: dict[str, dict[str, _Passed]] = {}  # By run and name: what of a log was sent.
-        self._watched: dict[str, bool] = {}  # By run: whether the logs of all ranks are.
+        self._sent: dict[str, dict[str, _Passed]] = {}  # By run and name: the sent part of a log.
+        self._watched: dict[str, bool] = {}  # By run: whether all ranks' logs are watched.
         self.steps: Callable[[], Mapping[int, int]] = dict
         self._thread = threading.Thread(target=self._serve, name="sending files", daemon=True)
         self._thread.start()
@@ -108,22 +108,22 @@ class FileSender:
                 " --runs"
             )
         self._locks[order.run] = lock
-        if order.run not in self._starts:  # Otherwise its files have been sent once, and the runner has its base.
+        if order.run not in self._starts:  # Otherwise its files were sent before, from the same starts.
             self._starts[order.run] = {
                 name: path.lstat().st_size for name, path in _files(folder) if name.endswith(_APPENDED)
             }
 
     def ask(self, message: SendFiles | WatchFiles) -> None:
-        """Send what the message asks for, after what was asked before."""
+        """Queue a request; requests are served in order."""
         self._requests.put(message)
 
     @property
     def is_all_sent(self) -> bool:
-        """Whether the files of each run that was begun have been sent."""
+        """Whether the files of all runs begun here have been sent."""
         return not self._locks
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._requests.put(None)
 
     def _serve(self) -> None:
@@ -161,12 +161,12 @@ class FileSender:
                 self._send_file(run, name, path)
             except OSError as error:
                 left_out.append(f"{name} cannot be read: {error.strerror}")
-        if run in self._locks:  # First, so that who hears of the end finds the run ended on its node, too.
+        if run in self._locks:  # First, so that the run has ended here when the runner hears of it.
             os.close(self._locks.pop(run))
         self._send(FilesSent(run=run, left_out=tuple(left_out)))
 
     def _send_file(self, run: str, name: str, path: Path) -> None:
-        """Send a file, or the rest of a log; if it grows meanwhile, up to its size now."""
+        """Send a file, or the rest of a log, up to its present size even if it grows meanwhile."""
         start, sent = self._starts[run].get(name, 0), self._sent[run].get(name)
         size = path.lstat().st_size - start
         if sent is not None and sent.size <= size:
@@ -188,12 +188,12 @@ class FileSender:
     def _send_tails(self, run: str) -> None:
         if run not in self._starts:  # It is watched before it begins.
             return
-        with suppress(OSError):  # What cannot be read now is named when all files are sent.
+        with suppress(OSError):  # `_send_files` reports what cannot be read.
             logs = tuple((name, path) for name, path in _files(self._runs / run) if self._is_live(run, name))
             self._send_appended(run, logs, PIECE_BYTES // max(1, len(logs)))
 
     def _is_live(self, run: str, name: str) -> bool:
-        """Whether what is appended to a file is sent at once: to a log of the node, or of a rank that is watched."""
+        """Whether new records of a file are sent at once: for logs of the node and of watched ranks."""
         if self._watched[run] or name.startswith("node"):
             return name.endswith(".jsonl")
         steps = self.steps()
@@ -201,7 +201,7 @@ class FileSender:
         return name in {f"rank{rank}.jsonl" for rank in outermost}
 
     def _send_appended(self, run: str, logs: Sequence[tuple[str, Path]], most: int) -> bool:
-        """Send the next bytes of these logs, at most so many of each; return whether there were any, and they went."""
+        """Send the next bytes of these logs, at most this many of each; return whether any were sent."""
         appended: dict[str, bytes] = {}
         for name, path in logs:
             position = self._starts[run].get(name, 0) + self._sent[run].setdefault(name, _Passed()).size
@@ -221,7 +221,7 @@ class FileSender:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the names and paths of what ranks and nodes have written in a run's folder."""
+    """Yield the names and paths of the files that ranks and nodes have written in a run's folder."""
     with suppress(FileNotFoundError):
         for path in sorted((*folder.iterdir(), *folder.glob("trial*/*"))):
             name = path.relative_to(folder).as_posix()
@@ -238,14 +238,14 @@ class _DraftAbandoned(Exception):
 
 @dataclass(slots=True)
 class _Draft(_Passed):
-    """A file that is being received. ends: closing it puts the file in its place."""
+    """A file that is being received. ends: closing it moves the file into place."""
 
     file: IO[bytes] = field(kw_only=True)
     ends: ExitStack = field(kw_only=True)
 
 
 class LogSizes:
-    """Sizes of runs' logs before agents append to them. The agents of an engine share it: each run is listed once."""
+    """Sizes of runs' logs before agents append to them. An engine's links share it, so that each run is listed once."""
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs
@@ -253,7 +253,7 @@ class LogSizes:
         self._lock = threading.Lock()
 
     def of(self, run: str) -> Mapping[str, int]:
-        """Return the size of each log of the run when this was first called for it."""
+        """Return the size of each of the run's logs at the first call for this run."""
         with self._lock:
             if run not in self._sizes:
                 self._sizes[run] = {
@@ -263,19 +263,20 @@ class LogSizes:
 
 
 class FileReceiver:
-    """Keeps the files that one agent sends, beneath the runner's folder of runs.
+    """Stores the files that one agent sends in the runner's folder of runs.
 
-    A file is written beside its place, and put there when it is whole. Logs go behind what the runner had of them when
-    it first expected the run; tails of a log are appended to it, and it counts when its end agrees with them.
+    A file is written as a draft, and moved into place when it is complete. A log continues what the runner had of it
+    when it first expected the run. Tails are appended to the log in place; it is complete when they agree with the
+    agent's size and checksum.
     """
 
     def __init__(self, log_sizes: LogSizes) -> None:
         self._log_sizes, self._runs = log_sizes, log_sizes.runs
         self._bases: dict[str, Mapping[str, int]] = {}  # By expected run and name: the size of a log before.
         self._drafts: dict[tuple[str, str], _Draft] = {}
-        self._tails: dict[tuple[str, str], _Passed] = {}  # Logs of which so much is in its place.
-        self._lost: dict[str, set[str]] = {}  # By run: logs of which a tail could not be kept.
-        self._unsynced: dict[str, set[Path]] = {}  # By run: logs that are whole.
+        self._tails: dict[tuple[str, str], _Passed] = {}  # The part of a log that is in place.
+        self._lost: dict[str, set[str]] = {}  # By run: logs with a tail that could not be stored.
+        self._unsynced: dict[str, set[Path]] = {}  # By run: complete logs.
         self._problems: dict[str, list[str]] = {}
 
     def expect(self, run: str) -> None:
@@ -284,7 +285,7 @@ class FileReceiver:
             self._bases[run] = self._log_sizes.of(run)
 
     def take(self, message: FileMessage) -> None:
-        """Keep what an agent sent. What cannot be kept becomes a problem of the run.
+        """Store what an agent sent. What cannot be stored becomes a problem of the run.
 
         Raises:
             Refused: it belongs to a run that is not expected.
@@ -309,11 +310,11 @@ class FileReceiver:
             self._give_up(message.run, message.name, f"{message.name} cannot be stored: {why}")
 
     def lost(self, run: str) -> tuple[str, ...]:
-        """Return the names of logs that the agent must send whole, because a tail could not be kept; forget them."""
+        """Return, once, the names of logs that the agent must send whole, because a tail could not be stored."""
         return tuple(sorted(self._lost.pop(run, ())))
 
     def finish(self, run: str) -> tuple[str, ...]:
-        """Sync the run's logs to the disk; return a line on each file that was not received whole, and forget them."""
+        """Sync the run's logs to the disk; return, once, a line for each file that was not received completely."""
         for path in self._unsynced.pop(run, ()):
             try:
                 fd = open_to_append(path)
@@ -326,7 +327,7 @@ class FileReceiver:
         return tuple(self._problems.pop(run, ()))
 
     def close(self) -> None:
-        """Remove what was not received whole."""
+        """Remove incomplete files."""
         for run, name in tuple(self._drafts):
             self._give_up(run, name)
 
@@ -341,7 +342,7 @@ class FileReceiver:
                 self._lost.setdefault(message.run, set()).add(tail.name)
 
     def _append(self, run: str, name: str, start: int, content: bytes) -> bool:
-        """Append to a log in its place; return False where it does not continue what is there, or cannot be written."""
+        """Append to a log in place; return False if the content does not continue the log, or cannot be written."""
         tail = self._tails.setdefault((run, name), _Passed())
         if tail.size != start:
             return False
@@ -354,7 +355,7 @@ class FileReceiver:
                     return False
             finally:
                 os.close(fd)
-        except OSError:  # Where it cannot be written at the end either, the end says why.
+        except OSError:  # If it cannot be written at the end either, `take` notes why.
             return False
         tail.add(content)
         return True
@@ -366,14 +367,14 @@ class FileReceiver:
             self._tails.pop(key, None)
             self._drafts[key] = self._begin(piece.run, piece.name)
         draft = self._drafts.get(key)
-        if draft is None or draft.size != piece.start:  # Its beginning could not be kept, which is noted already.
+        if draft is None or draft.size != piece.start:  # Its beginning could not be stored, which is already noted.
             return
         data = _decompressed(piece.data)
         draft.file.write(data)
         draft.add(data)
 
     def _begin(self, run: str, name: str) -> _Draft:
-        """Return a new draft, which begins with what the runner had of a log before."""
+        """Return a new draft; that of a log begins with what the runner had before."""
         path = self._runs / run / name
         if path.parent != self._runs / run:
             make_subfolder(path.parent)
@@ -392,7 +393,7 @@ class FileReceiver:
         if sent.size == 0 and key not in self._drafts and key not in self._tails:  # An empty file has no piece.
             self._drafts[key] = self._begin(*key)
         received = self._drafts.get(key) or self._tails.get(key)
-        if received is None:  # Its beginning could not be kept, which is noted already.
+        if received is None:  # Its beginning could not be stored, which is already noted.
             return
         if (received.size, received.digest.hexdigest()) != (sent.size, sent.sha256):
             self._give_up(
@@ -410,7 +411,7 @@ class FileReceiver:
     def _give_up(self, run: str, name: str, *problem: str) -> None:
         draft = self._drafts.pop((run, name), None)
         if draft is not None:
-            # What is buffered may still find no place.
+            # The disk may still be too full for the buffer.
             with suppress(OSError, _DraftAbandoned), draft.ends:
                 raise _DraftAbandoned
         self._note(run, *problem)
@@ -421,10 +422,10 @@ class FileReceiver:
 
 
 def _decompressed(data: bytes) -> bytes:
-    """Return the bytes of a piece, which are at most as many as one may have.
+    """Return the decompressed bytes of a piece.
 
     Raises:
-        zlib.error: the data is damaged, or more.
+        zlib.error: the data is damaged, or longer than a piece may be.
     """
     unpacking = zlib.decompressobj()
     unpacked = unpacking.decompress(data, PIECE_BYTES)

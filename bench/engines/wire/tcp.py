@@ -20,18 +20,18 @@ AGAIN_S = 0.5
 MEET_S = 10.0
 """How long a connection may take to prove that it has the key."""
 MOST_UNKNOWN = 8
-"""How many connections may be proving it at once, beside one for each agent that is expected."""
-MOST_TOLD = 20
-"""How many refusals are logged, each in a line; the others are counted."""
+"""How many connections may be unproved at once, in addition to one for each expected agent."""
+MOST_LOGGED = 20
+"""How many refusals are logged, one line each; the others are only counted."""
 
 
 def address_of(text: str, least_port: int = 1) -> tuple[str, int]:
     """Return host and port of HOST:PORT; an IPv6 address is in brackets.
 
-    least_port: 0 for an address to listen at, where it means a free one.
+    least_port: 0 for an address to listen at, where port 0 means any free port.
 
     Raises:
-        argparse.ArgumentTypeError: the text has another form.
+        argparse.ArgumentTypeError: the text is not HOST:PORT.
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not least_port <= int(port) < 65536:
@@ -44,10 +44,10 @@ class Unreached(OSError):
 
 
 def connect(host: str, port: int, *, within_s: float = CONNECT_S) -> SocketStream:
-    """Connect to the runner; where it does not answer, try again.
+    """Connect to the runner; try again while it does not answer.
 
     Raises:
-        Unreached: it has not answered in time.
+        Unreached: the runner did not answer in time.
     """
     deadline_s = time.monotonic() + within_s
     while True:
@@ -63,12 +63,12 @@ def connect(host: str, port: int, *, within_s: float = CONNECT_S) -> SocketStrea
 
 
 def join_runner(host: str, port: int, key: bytes, *, node: int, within_s: float = CONNECT_S) -> SignedWire:
-    """Connect to the runner and meet it; where it hangs up before that, as when too many connect at once, try again.
+    """Connect to the runner and meet it; try again if it hangs up first, for example because too many connect at once.
 
     Raises:
-        Unreached: it has not answered in time.
+        Unreached: the runner did not answer in time.
         Refused: it has another key or version.
-        StreamEnded, OSError: it has hung up each time.
+        StreamEnded, OSError: it hung up each time.
     """
     deadline_s = time.monotonic() + within_s
     while True:
@@ -86,10 +86,10 @@ def join_runner(host: str, port: int, key: bytes, *, node: int, within_s: float 
 
 
 def listen(host: str, port: int, *, expected: int) -> socket.socket:
-    """Return a socket that listens for so many agents; at a free port, where it is 0.
+    """Return a socket that listens for this many agents; port 0 means any free port.
 
     Raises:
-        InfrastructureFailed: the address is none of this machine, or the port is taken.
+        InfrastructureFailed: this machine does not have the address, or the port is taken.
     """
     try:
         return sockets.listen(host, port, backlog=expected + MOST_UNKNOWN)
@@ -98,12 +98,12 @@ def listen(host: str, port: int, *, expected: int) -> socket.socket:
 
 
 class AgentListener:
-    """Listens for agents until it is closed. Whoever does not prove in time to have the key is refused and logged.
+    """Listens for agents until it is closed; refuses connections that do not prove in time that they have the key.
 
-    Where too many connections are proving it, the oldest is refused: an agent proves it at once, and tries again.
-    host: the address to listen at. expected: how many agents will connect. log: is told of each refusal, in one line,
-    from any thread. lent: a socket that listens already, and goes on to when this is closed: who connects meanwhile
-    waits for the next listener. protocol: see `meet`.
+    If too many connections are unproved, the oldest is refused: an agent proves itself at once, and tries again.
+    host: the address to listen at. expected: how many agents will connect. log: called with one line for each refusal,
+    from any thread. lent: a socket that already listens, and still does after this is closed: agents that connect
+    meanwhile wait for the next listener. protocol: see `meet`.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class AgentListener:
         lent: socket.socket | None = None,
         protocol: int | None = None,
     ) -> None:
-        """Listen at a free port, or at that of the lent socket.
+        """Listen at a free port, or with the lent socket.
 
         Raises:
-            InfrastructureFailed: the address is none of this machine.
+            InfrastructureFailed: this machine does not have the address.
         """
         self._is_lent = lent is not None
         if lent is None:
             self._socket = listen(host, 0, expected=expected)
         else:
             self._socket = lent.dup()
-            self._socket.settimeout(AGAIN_S)  # To be shut down would end the lent one, too.
+            self._socket.settimeout(AGAIN_S)  # `close` must not shut it down, which would also end the lent one.
         self._key, self._meet_s, self._log, self._protocol = key, meet_s, log, protocol
         self._most_unknown = expected + MOST_UNKNOWN
         self._unknown: dict[str, SocketStream] = {}  # By address, oldest first.
@@ -145,21 +145,21 @@ class AgentListener:
         return port
 
     def accept(self, within_s: float) -> SignedWire | None:
-        """Return the wire of the next agent, which says its node in its hello; None where none has come in time."""
+        """Return the wire of the next agent, whose hello names its node; None if no agent connects in time."""
         with suppress(queue.Empty):
             return self._met.get(timeout=within_s)
         return None
 
     def close(self) -> None:
-        """Listen no longer, and end the connections of agents that nobody has taken."""
+        """Stop listening, and end the connections of agents that were not accepted."""
         self._is_closed = True
         if not self._is_lent:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread.
         self._thread.join()
         self._socket.close()
-        if self._refusals > MOST_TOLD:
-            self._log(f"refused {self._refusals - MOST_TOLD} more connections")
+        if self._refusals > MOST_LOGGED:
+            self._log(f"refused {self._refusals - MOST_LOGGED} more connections")
         with suppress(queue.Empty):
             while True:
                 self._met.get_nowait().stream.close()
@@ -173,7 +173,7 @@ class AgentListener:
             except OSError:
                 if self._is_closed:
                     return
-                time.sleep(AGAIN_S)  # Too many files are open, for instance: agents try again, too.
+                time.sleep(AGAIN_S)  # For example, too many files are open. Agents also try again.
                 continue
             where = f"{address[0]}:{address[1]}"
             stream = SocketStream(connected)
@@ -192,7 +192,7 @@ class AgentListener:
 
     def _refuse(self, where: str, why: object) -> None:
         self._refusals += 1
-        if self._refusals <= MOST_TOLD:
+        if self._refusals <= MOST_LOGGED:
             self._log(f"refused the connection from {where}: {why}")
 
     def _meet(self, stream: SocketStream, where: str) -> None:

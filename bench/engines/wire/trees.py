@@ -16,7 +16,7 @@ WAIT_S = 0.5
 
 
 class TreeSent(msgspec.Struct, frozen=True, kw_only=True):
-    """The first frame: an archive of so many bytes follows, in pieces."""
+    """The first frame: an archive of this many bytes follows, in pieces."""
 
     size: int
 
@@ -25,8 +25,8 @@ class TreeSent(msgspec.Struct, frozen=True, kw_only=True):
 class RankTree:
     """A source tree from which agents and ranks run instead of this program's.
 
-    folder: where it lies on this machine. archive: it as a tar archive, for nodes; None if it is only a folder here.
-    protocol: the one that its agent speaks. commit: None if unknown.
+    folder: its folder on this machine. archive: the tree as a tar archive, for nodes; None if it only runs here.
+    protocol: the protocol of its agent. commit: None if unknown.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class TreeServer:
         """Listen at a free port.
 
         Raises:
-            InfrastructureFailed: the address is none of this machine.
+            InfrastructureFailed: this machine does not have the address.
         """
         self._archive = archive
         self._listener = AgentListener(host, key, expected=nodes)
@@ -59,7 +59,7 @@ class TreeServer:
         return self._listener.port
 
     def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._is_closed.set()
         self._listener.close()
         self._thread.join()

@@ -63,7 +63,8 @@ def gather(
 ) -> Page:
     """Return the page of this machine.
 
-    ranks: whether ranks can be started. history: of runs, or why it cannot be read. fields: the GPUs' answers.
+    ranks: whether ranks can be started. history: the history of runs, or why it cannot be read. fields: the GPUs'
+    answers.
     root: where /proc and /sys are.
     """
     environment = [Entry(name=name, value=value) for name, value in machine.environment.items()] or [

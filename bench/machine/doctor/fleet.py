@@ -43,7 +43,7 @@ LEAST_GPU_FREE_RATIO = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A node's rate: FLOP/s of a matrix product, or bytes/s of a copy; of its slowest rank, by trial."""
+    """A node's rate by trial: FLOP/s of a matrix product, or bytes/s of a copy, of the node's slowest rank."""
 
     node: int
     what: str
@@ -58,7 +58,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRate:
-    """Bytes/s that two nodes send to each other at the same time; of their slowest lane, by trial."""
+    """Bytes/s by trial that two nodes send to each other at the same time, in their slowest lane."""
 
     nodes: tuple[int, int]
     trials: tuple[float, ...]
@@ -84,7 +84,7 @@ class FleetNode:
 class NodeFinding:
     """A problem of a node, in words with the evidence.
 
-    node: None for a link between two nodes, for what is no node's fault, and for a node that did not answer.
+    node: None for a link between two nodes, for a problem of no single node, and for a node that did not answer.
     is_fatal: measurements with this node are meaningless or cannot start.
     """
 
@@ -172,7 +172,7 @@ def _minority(
 ) -> Iterator[NodeFinding]:
     """Yield the nodes whose value differs from the most frequent one.
 
-    Of two equally frequent values, that of the node with the lowest number counts.
+    If two values are equally frequent, the value of the node with the lowest number counts.
     """
     values = {node.number: value_of(node) for node in fleet.nodes}
     counts = Counter(value for value in values.values() if value is not None)
@@ -229,8 +229,8 @@ def _sick(fleet: Fleet) -> Iterator[NodeFinding]:
 def _off_clocks(fleet: Fleet) -> Iterator[NodeFinding]:
     """Yield the clocks that differ from the others' median by more than the messages' delay can explain.
 
-    Of an even number of others, the nearer of the two middle values counts: of three clocks, the two that agree are
-    right. Of two nodes, the one further from the runner's own clock is to blame.
+    With an even number of others, the nearer of the two middle values counts: among three clocks, the two that agree
+    are right. With two nodes, the one further from the runner's own clock is reported.
     """
     offsets_s = {node.number: node.check.offset_s for node in fleet.nodes}
     judged = fleet.nodes
@@ -362,7 +362,7 @@ def read(folder: Path) -> Fleet | str | None:
 def last_good(folders: Iterable[Path]) -> dict[str, Machine]:
     """Return the machine of each host as recorded by the newest check without a finding against the host.
 
-    folders: of suite runs, newest first.
+    folders: the folders of suite runs, newest first.
     """
     machines: dict[str, Machine] = {}
     for folder in folders:

@@ -55,7 +55,7 @@ def _ask_each(nvml: Nvml, gpus: Sequence[Gpu], ask: Callable[[Nvml, Gpu, Any], I
     try:
         for gpu in gpus:
             try:
-                handle = gpu_at(nvml, gpu.index).handle  # Of the whole GPU, also where MIG splits it.
+                handle = gpu_at(nvml, gpu.index).handle  # Of the whole GPU, even if MIG splits it.
             except nvml.NVMLError as error:
                 entries.append(Entry(name=f"GPU {gpu.index}", reason=f"NVML: {error}"))
             else:

@@ -24,8 +24,7 @@ def check_nodes(
     is_dropping: leave out nodes that are bad, or whose agents do not connect.
 
     Raises:
-        InfrastructureFailed: an agent is gone; or a node has a fatal finding and is not to be left out; or all nodes
-            are bad.
+        InfrastructureFailed: an agent is gone; or a node has a fatal finding and is not left out; or all nodes are bad.
     """
     engine = session.engine()
     if not isinstance(engine, ClusterEngine):

@@ -1,4 +1,4 @@
-"""Prints the doctor's page, the check of several nodes, and what it cleaned, as tables, JSON or CSV."""
+"""Prints the doctor's page, the check of several nodes, and the removed leftovers, as tables, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _heading(title: str) -> Text:
 
 
 def _named(rows: Sequence[tuple[str, str]], width: int) -> Table:
-    """Return names and values; the values of all sections stand below each other."""
+    """Return names and values; the values of all sections form one column."""
     look: dict[str, Any] = {"words": (0, 1), "unbroken": (0,), "has_heading": False, "folds": "always"}
     return Table(("", ""), rows, **look, least_width=width, indent=2)
 
@@ -124,8 +124,8 @@ def _ceilings(ceilings: Sequence[ReachedCeiling], width: int) -> Iterator[Block]
 def _compared(page: Page) -> Block:
     comparison = page.comparison
     if isinstance(comparison, Absent):
-        is_told = comparison == page.ceilings
-        return indented("unknown, for the same reason" if is_told else f"unknown: {comparison.reason}")
+        is_same_reason = comparison == page.ceilings
+        return indented("unknown, for the same reason" if is_same_reason else f"unknown: {comparison.reason}")
     started = datetime.fromtimestamp(comparison.started_ns / 1e9)
     run = f"{comparison.run} ({comparison.strategy}, {started:%Y-%m-%d %H:%M})"
     if not comparison.differences:
@@ -175,7 +175,7 @@ RATES = "rates: median over trials of the node's slowest rank; brackets: lowest 
 
 
 def print_fleet(fleet: Fleet, format_name: str, console: Console | None = None) -> None:
-    """Print what is known of the nodes; a table goes to the console, standard output unless another is given."""
+    """Print what is known about the nodes; a table goes to the console, standard output unless another is given."""
     write(format_name, _fleet(fleet), lambda: fleet, _fleet_rows(fleet), FLEET_COLUMNS, console)
 
 

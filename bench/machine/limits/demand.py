@@ -14,9 +14,10 @@ TOKEN_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What ranks need. ranks: those on the node. world: all ranks of the case.
+    """What ranks need. ranks: the number of ranks on the node. world: that of all ranks of the case.
 
-    workers: of the data loader of each rank. loader_bytes: batches of all loaders on the node that wait for their rank.
+    workers: workers of each rank's data loader. loader_bytes: batches of all loaders on the node that wait for their
+    rank.
     """
 
     ranks: int
@@ -39,8 +40,8 @@ class Reading:
 def demand_of(case: Case) -> Demand:
     """Return what the ranks of a case need on the node that has most of them.
 
-    Each loader holds the prefetched batches of its workers and the batch in use. A sequence is counted once, although
-    ranks that share it load it each.
+    Each loader holds the prefetched batches of its workers and the batch in use. A sequence counts once, although each
+    rank that shares it loads it.
     """
     ranks = math.ceil(case.ranks / case.nodes)
     workers = int(case.options.get("workers", 0))

@@ -1,4 +1,4 @@
-"""Network devices that variables of NCCL, gloo, torch's RPC and UCX name, against those of the node."""
+"""Compares the network devices that variables of NCCL, gloo, torch's RPC and UCX name with the node's devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nccl_interface(_demand: Demand, environment: Environment, root: Path) -> Rea
 
 
 def nccl_oob_interface(_demand: Demand, environment: Environment, root: Path) -> Reading | None:
-    """Compare NCCL_OOB_NET_IFNAME, by which ranks meet, with the network interfaces."""
+    """Compare NCCL_OOB_NET_IFNAME, the interface over which ranks meet, with the network interfaces."""
     return _read(environment, "NCCL_OOB_NET_IFNAME", {INTERFACES: _names(root, INTERFACES)}, _unmatched_by_nccl)
 
 
@@ -33,12 +33,12 @@ def gloo_interface(_demand: Demand, environment: Environment, root: Path) -> Rea
 
 
 def rpc_interface(_demand: Demand, environment: Environment, root: Path) -> Reading | None:
-    """Compare TP_SOCKET_IFNAME, of torch's TensorPipe, with the network interfaces."""
+    """Compare TP_SOCKET_IFNAME, a variable of torch's TensorPipe, with the network interfaces."""
     return _read(environment, "TP_SOCKET_IFNAME", {INTERFACES: _names(root, INTERFACES)}, _unmatched)
 
 
 def ucx_devices(_demand: Demand, environment: Environment, root: Path) -> Reading | None:
-    """Compare UCX_NET_DEVICES, NAME:PORT or interfaces, with the node's devices; "all" is every one."""
+    """Compare UCX_NET_DEVICES, NAME:PORT or interfaces, with the node's devices; "all" means every device."""
     folders = {folder: _names(root, folder) for folder in (INFINIBAND, INTERFACES)}
     return _read(environment, "UCX_NET_DEVICES", folders, _unmatched_by_ucx)
 
@@ -92,7 +92,7 @@ def _unmatched(value: str, names: Iterable[str]) -> list[str]:
 def _unmatched_by_nccl(value: str, names: Sequence[str]) -> list[str]:
     """Return the entries that match no device, as NCCL compares them.
 
-    Entries are beginnings of names; after "=" whole names. After "^" they are left out, and something must remain.
+    Entries are beginnings of names, or whole names after "=". After "^" they are left out, and a device must remain.
     Source: NCCL 2.30.7, parseStringList and matchIf (misc/utils.cc), which net_ib/init.cc and misc/socket.cc call.
     """
     is_left_out = value.startswith("^")

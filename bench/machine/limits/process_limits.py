@@ -1,4 +1,4 @@
-"""Limits of a process (ulimit) and of its control groups, against what ranks need."""
+"""Compares the limits of a process (ulimit) and of its control groups with what ranks need."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ FILES, FILES_PER_PEER = 256, 8
 """Files that a rank opens by itself, and for each other rank: gloo connects all ranks of each process group, and a mesh
 of three axes makes up to 8. Measured: a rank of `ddp` on a CPU has 20 files open."""
 THREADS = 64
-"""Of a rank, an estimate. Measured: up to 20 on a CPU; CUDA, NCCL's proxies and torch's watchdogs add theirs."""
+"""Threads of a rank, an estimate. Measured: up to 20 on a CPU; CUDA, NCCL's proxies and torch's watchdogs add
+theirs."""
 WORKER_THREADS = 4
 STACK_BYTES = 2 << 20
-"""What glibc gives a thread where the limit is unlimited (pthread_create's page, x86-64)."""
+"""A thread's stack in glibc if the limit is unlimited (pthread_create's page, x86-64)."""
 GPU_HOST_BYTES = 1_000_000_000
 """Host memory of a rank on a GPU, an estimate: the libraries of torch and CUDA, and pinned buffers."""
 _CAP_IPC_LOCK, _CAP_SYS_RESOURCE = 14, 24
@@ -43,10 +44,10 @@ def open_files(demand: Demand, _environment: Environment, _root: Path) -> Readin
 
 
 def require_files(needed: int, whose: str) -> None:
-    """Raise this process's limit of open files (RLIMIT_NOFILE) to the hard limit where it is below what is needed.
+    """Raise this process's limit of open files (RLIMIT_NOFILE) to the hard limit if it is too low.
 
     Raises:
-        InfrastructureFailed: the hard limit is lower than that.
+        InfrastructureFailed: the hard limit is also too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -98,7 +99,7 @@ def core_files(demand: Demand, _environment: Environment, root: Path) -> Reading
 
 
 def group_tasks(demand: Demand, _environment: Environment, root: Path) -> Reading:
-    """Compare what the control groups still allow of tasks with the ranks' threads."""
+    """Compare the tasks that the control groups still allow with the ranks' threads."""
     left = min(_tasks_left(root), default=None)
     if left is None:
         return Reading(value="unlimited")
@@ -107,7 +108,7 @@ def group_tasks(demand: Demand, _environment: Environment, root: Path) -> Readin
 
 
 def group_memory(demand: Demand, _environment: Environment, root: Path) -> Reading:
-    """Compare what the control groups still allow of memory with the least that the ranks' processes take."""
+    """Compare the memory that the control groups still allow with the least that the ranks' processes take."""
     left_bytes = min(left_in_groups(root), default=None)
     if left_bytes is None:
         return Reading(value="unlimited")
@@ -142,7 +143,7 @@ def _size(limit_bytes: int) -> str:
 
 
 def _has_capability(root: Path, number: int) -> bool:
-    """Return whether this process has the capability; not known counts as no."""
+    """Return whether this process has the capability; False if that is unknown."""
     with suppress(OSError):
         match = re.search(r"^CapEff:\s*([0-9a-f]+)$", (root / "proc/self/status").read_text(), re.MULTILINE)
         return match is not None and bool(int(match[1], 16) >> number & 1)

@@ -1,4 +1,4 @@
-"""The limits of a node that can stop ranks: what each is, what ranks need, why, and what to do; one line for each."""
+"""The registry of limits of a node that can stop ranks: how to read each, what happens without it, and what to do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A limit. read: its value here against a demand; None where there is nothing to judge.
+    """A limit. read: compares its value here with a demand; None if there is nothing to judge.
 
-    why: what happens where it is too small. next_step: how to raise it.
+    why: what happens if it is too small. next_step: how to raise it.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitVerdict:
-    """A limit as it is on this node. needed: in words; None where nothing is needed of it."""
+    """A limit on this node. needed: what ranks need, in words; None if they need nothing."""
 
     name: str
     value: str
@@ -39,7 +39,7 @@ class LimitVerdict:
 
     @property
     def text(self) -> str:
-        """The value; where it is not enough also what is needed, why, and the next step."""
+        """The value; if it is not enough, also what ranks need, why, and the next step."""
         if self.is_enough:
             return self.value
         return f"{self.value}, but needed: {self.needed}; {self.why}; {self.next_step}"
@@ -82,13 +82,13 @@ LIMITS: Sequence[Limit] = (
     Limit(
         name="stack",
         read=process_limits.stack,
-        why="threads get stacks of this size, and torch's overflow smaller ones",
+        why="threads get stacks of this size, and those of torch overflow smaller stacks",
         next_step=f"`ulimit -s 8192`, docker run --ulimit stack=8388608, {_ULIMITS.format(unit='LimitSTACK')}",
     ),
     Limit(
         name="address space (as)",
         read=process_limits.address_space,
-        why="CUDA reserves addresses for all memory of the node and its GPUs, and does not start",
+        why="CUDA reserves addresses for all memory of the node and its GPUs, and otherwise does not start",
         next_step=f"`ulimit -v unlimited`, {_ULIMITS.format(unit='LimitAS')}",
     ),
     Limit(
@@ -112,7 +112,7 @@ LIMITS: Sequence[Limit] = (
     Limit(
         name="NCCL_IB_HCA",
         read=network_names.nccl_hca,
-        why="NCCL uses only devices of these names, and sends by TCP where it finds none",
+        why="NCCL uses only devices of these names, and sends by TCP if it finds none",
         next_step=f"{_NO_SUCH_DEVICE} (docker run --device /dev/infiniband)",
     ),
     Limit(
@@ -142,7 +142,7 @@ LIMITS: Sequence[Limit] = (
     Limit(
         name="TP_SOCKET_IFNAME",
         read=network_names.rpc_interface,
-        why="messages of the parameter server go by the address of the host's name instead",
+        why="messages of the parameter server use the address of the host's name instead",
         next_step=f"{_NO_SUCH_DEVICE} (docker run --network host)",
     ),
     Limit(

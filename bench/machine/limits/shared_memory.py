@@ -1,6 +1,6 @@
-"""Shared memory in /dev/shm: its size, and what NCCL and data loaders need of it.
+"""Shared memory in /dev/shm: its size, and how much NCCL and data loaders need.
 
-gloo needs none: torch builds it with connections by TCP (gloo/transport/tcp).
+gloo needs none: torch builds it with TCP connections (gloo/transport/tcp).
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from pathlib import Path
 from bench.machine.limits.demand import Demand, Reading, size_words
 
 NCCL_POOL_BYTES = 33_030_276
-"""Of each rank's proxy. Source: NCCL 2.30.7, ncclProxyOpsPool (proxy.h), which proxyProgressInit (proxy.cc) makes."""
+"""Bytes of each rank's proxy. Source: NCCL 2.30.7, ncclProxyOpsPool (proxy.h), which proxyProgressInit (proxy.cc)
+makes."""
 NCCL_CONNECTION_BYTES = 9_637_892
-"""Of each connection by shared memory: 512 kiB (LL), 4800 kiB (LL128) and 4 MiB (Simple), a page and a counter.
+"""Bytes of each connection by shared memory: 512 kiB (LL), 4800 kiB (LL128) and 4 MiB (Simple), a page and a counter.
 Source: NCCL 2.30.7, shmRecvSetup (transport/shm.cc) and the buffer sizes of init.cc. fallocate reserves all of it."""
 NCCL_CONNECTIONS = 4
-"""Of each rank where GPUs have no peer access: two channels, each with a neighbour on both sides."""
+"""Connections of each rank if GPUs have no peer access: two channels, each with a neighbour on both sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemory:
-    """The file system at /dev/shm. free_bytes: what this process may still write."""
+    """The file system at /dev/shm. free_bytes: how much this process may still write."""
 
     size_bytes: int
     free_bytes: int
 
 
 def find(root: Path = Path("/")) -> SharedMemory | None:
-    """Return the size of /dev/shm; None where it is missing."""
+    """Return the size of /dev/shm; None if it is missing."""
     try:
         status = os.statvfs(root / "dev/shm")
     except OSError:
@@ -39,7 +40,7 @@ def find(root: Path = Path("/")) -> SharedMemory | None:
 
 
 def nccl_bytes(demand: Demand) -> int:
-    """Return what NCCL allocates for these ranks where they reach each other by shared memory alone."""
+    """Return the bytes that NCCL allocates for these ranks if they reach each other only by shared memory."""
     if not demand.uses_nccl or demand.ranks < 2:
         return 0
     return demand.ranks * (NCCL_POOL_BYTES + NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES)

@@ -1,7 +1,7 @@
-"""Machine files: a machine that is not here, as TOML; the shipped ones, and those that a user writes.
+"""Machine files: TOML descriptions of other machines, shipped with this program or written by the user.
 
-A name such as `h100x8x64` is a shipped file and a number of nodes. Peaks of known GPUs are those of
-`bench.results.mfu`, and are in no file. Asks nothing of this host, and knows neither torch nor NVML.
+A name such as `h100x8x64` means a shipped file and a number of nodes. Peaks of known GPUs come from
+`bench.results.mfu`, not from files. Queries nothing on this host, and knows neither torch nor NVML.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Bytes = Annotated[int, Meta(ge=2**30, description="whole bytes, for example 85_
 class GpuTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU. name: as its driver gives it. memory_bytes: what torch reports as its total memory.
 
-    memory_bandwidth_bytes_per_second: by the data sheet; needed only where this program does not have that.
+    memory_bandwidth_bytes_per_second: by the data sheet; needed only if this program lacks that data sheet.
     """
 
     name: _Text
@@ -46,9 +46,10 @@ class GpuTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LevelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A level of links. gpus: how many GPUs one unit of it joins; the outermost level joins all and has no number.
+    """A level of links. gpus: how many GPUs one unit of the level joins; the outermost level joins all and has no
+    number.
 
-    bandwidth_bytes_per_second: of one GPU's share, in each direction. latency_s: of one message.
+    bandwidth_bytes_per_second: one GPU's share, in each direction. latency_s: the latency of one message.
     """
 
     name: _Text
@@ -59,7 +60,7 @@ class LevelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PeakTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dense rates of one GPU in FLOP/s, of a GPU whose data sheet this program does not have."""
+    """Dense rates in FLOP/s of a GPU whose data sheet this program does not have."""
 
     source: _Source
     fp32: _Rate | None = None
@@ -81,7 +82,7 @@ class MachineTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     peak_flops_per_second: PeakTable | None = None
 
 
-# A machine that a plan is for.
+# Planning for a machine.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class PlannedMachine:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all nodes."""
+        """The number of GPUs of all nodes."""
         return self.table.nodes * self.table.gpus_per_node
 
     @property
@@ -109,7 +110,7 @@ class PlannedMachine:
         return f"{nodes}{self.table.gpus_per_node} x {self.table.gpu.name}"
 
     def peak(self, precision: Precision) -> Peak | Absent:
-        """Return the peak of one GPU by a data sheet; absent where none gives it."""
+        """Return the peak of one GPU by a data sheet; absent if none gives it."""
         table = self.table.peak_flops_per_second
         if table is None or isinstance(peak_of(self.table.gpu.name, precision), Peak):
             return peak_of(self.table.gpu.name, precision)
@@ -128,7 +129,7 @@ class PlannedMachine:
         )
 
     def memory_bandwidth(self) -> float | Absent:
-        """Return the bytes per second of one GPU's memory by a data sheet; absent where none gives it."""
+        """Return the bytes per second of one GPU's memory by a data sheet; absent if none gives it."""
         gpu = self.table.gpu
         if gpu.memory_bandwidth_bytes_per_second is not None:
             return gpu.memory_bandwidth_bytes_per_second
@@ -140,9 +141,9 @@ class PlannedMachine:
         )
 
     def interconnect(self, ranks: int, nodes: int, *, efficiency: float = 1.0) -> Interconnect:
-        """Return the links between ranks that fill so many nodes evenly, innermost level first.
+        """Return the links between ranks that fill this many nodes evenly, innermost level first.
 
-        efficiency: share of each level's bandwidth that is reached. Levels that no rank would cross are left out.
+        efficiency: the reached share of each level's bandwidth. Levels that no rank would cross are left out.
         """
         per_node = math.ceil(ranks / nodes)
         levels: list[NetworkLevel] = []
@@ -162,7 +163,7 @@ class PlannedMachine:
         return Interconnect(levels=tuple(levels))
 
     def too_few(self, ranks: int) -> str | None:
-        """Return why the machine has too few GPUs for so many ranks, with one that has enough; or None."""
+        """Return why the machine has too few GPUs for this many ranks, with a machine that has enough; or None."""
         if ranks <= self.gpus:
             return None
         if ranks > MOST["ranks"]:
@@ -187,7 +188,7 @@ class PlannedMachine:
 
 
 def _ranks_of_unit(level: LevelTable, per_node: int, gpus_per_node: int) -> int | None:
-    """Return how many ranks a unit of the level holds where a node has so many; None for the outermost level."""
+    """Return how many ranks a unit of the level holds if a node has `per_node`; None for the outermost level."""
     if level.gpus is None:
         return None
     if level.gpus < gpus_per_node:
@@ -241,7 +242,7 @@ def _read(path: Path, name: str) -> PlannedMachine:
 
 
 def _refusals(table: MachineTable) -> Iterator[str]:
-    """Yield what the form of a file cannot refuse."""
+    """Yield what is wrong with a table whose form is valid."""
     *inner, outer = table.levels
     if outer.gpus is not None:
         yield (
@@ -256,8 +257,8 @@ def _refusals(table: MachineTable) -> Iterator[str]:
         assert above.gpus is not None, "these levels have a number"
         if above.gpus <= below.gpus or above.gpus % below.gpus:
             yield (
-                f'levels: "{above.name}" joins {above.gpus} GPUs and "{below.name}" {below.gpus}; each joins a multiple'
-                " of what the one before it joins: give levels innermost first"
+                f'levels: "{above.name}" joins {above.gpus} GPUs and "{below.name}" {below.gpus}; each level joins a'
+                " multiple of the GPUs of the one before it; give levels innermost first"
             )
     for level in inner:
         size, node = level.gpus or 1, table.gpus_per_node
@@ -273,7 +274,7 @@ def _refusals(table: MachineTable) -> Iterator[str]:
 
 
 CLOSE_RATIO = 0.02
-"""Data sheets round: a file's peak may differ so much from the one of `bench.results.mfu`."""
+"""Largest difference between a file's peak and that of `bench.results.mfu`, as data sheets round."""
 
 
 def _peak_refusals(table: MachineTable) -> Iterator[str]:
@@ -284,7 +285,7 @@ def _peak_refusals(table: MachineTable) -> Iterator[str]:
     if own is None:
         if not sheets:
             yield (
-                f'gpu.name is "{name}", of which this program has no data sheet; add [peak_flops_per_second] with its'
+                f'gpu.name is "{name}", for which this program has no data sheet; add [peak_flops_per_second] with its'
                 " dense rates and their source, or name the GPU as its driver does"
             )
         return

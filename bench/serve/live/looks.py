@@ -1,4 +1,4 @@
-"""Looks at the active runs in a thread of its own, since a disk may hang, and shows what the last look found."""
+"""Reads the active runs in a separate thread, because a disk may hang, and shows the result of the last look."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from collectors.node.watch import agent_samples
 from collectors.prometheus.exposition import Owned
 
 LATE_S = 1.0
-"""How long a look may take before what is shown is called late."""
+"""How long a look may take before it is late."""
 PAUSE_S = 0.5
-"""Least time between two looks, however short the beat is: each reads from the disk."""
+"""Least time between two looks, however short the beat is, because each look reads from the disk."""
 _CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What a look found and when; at_ns is None before the first. read_s, read_samples: totals of all looks so far."""
+    """A look's result and time; at_ns is None before the first look. read_s, read_samples: totals of all looks."""
 
     samples: list[Owned] = field(default_factory=list)
     at_ns: int | None = None
@@ -32,12 +32,13 @@ class _Look:
 
 
 class LiveRuns:
-    """Looks at the runs on request, in a thread of its own, and shows what the last look found; many may ask at once.
+    """Looks at the runs on request, in a separate thread, and shows the last look's result; may be used by many
+    threads.
 
     A look that hangs blocks the next one. After a look that failed, the next request starts another.
 
-    read: returns the samples of all runs now, as `RunLogs.read` does. on_look: gets the result of each look, in the
-    thread. on_notice: gets a notice of what is old or absent, from any thread. hold_s: how long the last result is
+    read: returns the current samples of all runs, as `RunLogs.read` does. on_look: called with the result of each look,
+    in its thread. on_notice: called if samples are old or absent, from any thread. hold_s: how long the last result is
     shown while the next one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: monotonic.
     """
 
@@ -58,22 +59,22 @@ class LiveRuns:
         self._clock_ns = clock_ns
         self._begun_ns: int | None = None
         self._last = _Look()
-        self._asking = threading.Lock()
+        self._beginning = threading.Lock()
         self._task = BackgroundTask("runs", self._look)
 
     def ask(self) -> None:
-        """Begin a look, unless one goes on or began less than the pause ago; wait for nothing."""
+        """Begin a look, unless one is running or began less than the pause ago. Does not wait."""
         self._begin(self._pause_s)
 
     def fresh(self) -> list[Owned]:
-        """Return what a look finds now; where it is late, what the last one found."""
+        """Return the result of a new look, or of the last one if the new one is late."""
         self._begin(0.0)
         if self._state() != "late":
             self._task.wait(self._late_s)
         return self._newest()
 
     def samples(self) -> list[Owned]:
-        """Return what the last look found, and the agent's samples about looking, as of a node's collector."""
+        """Return the last look's result, and the agent's samples about looking, as for a node's collector."""
         if self._begun_ns is None:
             return []
         last = self._last
@@ -88,11 +89,11 @@ class LiveRuns:
         return [*self._newest(), *((sample, {}) for sample in agent_samples(looking, self._clock_ns()))]
 
     def close(self) -> None:
-        """Stop looking; leave a look that hangs behind."""
+        """Stop looking; abandon a look that hangs."""
         self._task.close(_CLOSE_S)
 
     def _begin(self, pause_s: float) -> None:
-        with self._asking:
+        with self._beginning:
             if self._task.wait(0.0):
                 now_ns = self._clock_ns()
                 if self._begun_ns is None or now_ns - self._begun_ns >= round(pause_s * 1e9):
@@ -112,7 +113,7 @@ class LiveRuns:
         return "failed" if self._last.has_failed else "answering"
 
     def _newest(self) -> list[Owned]:
-        """Return what the last look found; nothing where it failed or is too old."""
+        """Return the last look's result; nothing if it failed or is too old."""
         state, last = self._state(), self._last
         if last.at_ns is None:
             return []
@@ -125,7 +126,7 @@ class LiveRuns:
         has_failed = False
         try:
             samples = self._read()
-        except Exception as error:  # noqa: BLE001  # Whatever is wrong with the runs, the node is shown.
+        except Exception as error:  # noqa: BLE001  # The node is shown whatever is wrong with the runs.
             has_failed = True
             self._on_notice(f"runs: {in_words(error)}; none is shown until a later read succeeds")
         at_ns = self._clock_ns()

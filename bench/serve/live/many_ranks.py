@@ -1,4 +1,4 @@
-"""What is shown of a run with many ranks: statistics over all of them, and the few that a person would look at.
+"""Samples of a run with many ranks: statistics over all ranks, and the few ranks that a person would look at.
 
 Knows neither files nor the exporter's page.
 """
@@ -15,14 +15,14 @@ from collectors.metrics.metric import OVER_RANKS, QUANTILES, Metric, Sample
 from collectors.metrics.registry import METRICS, form_of
 
 MOST_RANKS = 64
-"""Of a run with more ranks only some are shown. 64 ranks of 62 series are 4,000 series, as many as the GPUs and host of
-five nodes have; and nobody reads more lines in one panel."""
+"""If a run has more ranks, only some of them are shown. 64 ranks of 62 series are 4,000 series, as many as the GPUs and
+hosts of five nodes have, and nobody reads more lines in one panel."""
 SHOWN_EACH = 4
 """How many ranks are shown for each reason. With five reasons and the two outermost ranks, a run has at most 22 ranks
 of 62 series each, and 400 statistics and buckets: below 2,000 series, however many ranks it has."""
 
 LEAD_RATIO = 0.1
-"""By how much the value of a rank that is shown counts more, as a ratio: step times of equal ranks differ by less."""
+"""How much more the value of a shown rank counts, as a ratio. Step times of equal ranks differ by less."""
 
 _Series = tuple[str, tuple[tuple[str, str], ...]]
 """A metric's name, and its labels in order."""
@@ -37,7 +37,7 @@ class Spread:
         self._of_rank: dict[str, frozenset[_Series]] = {}
 
     def take(self, rank: str, samples: Iterable[Sample]) -> None:
-        """Replace what a rank had. Of two samples of one series the first counts."""
+        """Replace a rank's values. If a series has two samples, the first one counts."""
         values: dict[_Series, float] = {}
         for sample in samples:
             if sample.metric in _AGGREGATED:
@@ -49,22 +49,22 @@ class Spread:
         self._of_rank[rank] = frozenset(values)
 
     def of(self, metric: Metric, **labels: str) -> Mapping[str, float]:
-        """Return the value of each rank that has one."""
+        """Return a series' value of each rank that has one."""
         return self._values.get((metric.name, tuple(sorted(labels.items()))), {})
 
     def samples(self, slot: str, *, of: Metric | None = None, leave_out: Metric | None = None) -> Iterator[Sample]:
         """Yield the statistics of each series over the ranks that have it, under the names of /metrics.
 
-        of: of this metric only. leave_out: of all but this one.
+        of: only this metric. leave_out: all but this metric.
         """
         for (name, labels), by_rank in self._values.items():
-            is_asked = (of is None or name == of.name) and (leave_out is None or name != leave_out.name)
-            if by_rank and is_asked:
+            is_chosen = (of is None or name == of.name) and (leave_out is None or name != leave_out.name)
+            if by_rank and is_chosen:
                 for statistic, value in _statistics(by_rank.values(), _shown(name, labels)):
                     yield statistic.at(value, **_labels(name, labels), slot=slot)
 
 
-@cache  # Each look asks for the same ones again.
+@cache  # Each look needs the same ones.
 def _shown(name: str, labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, Metric], ...]:
     """Return the metric of each statistic, by its word."""
     form, _ = form_of(_AGGREGATED[name], dict(labels))
@@ -98,7 +98,7 @@ def _statistics(
 
 
 def _quantile(ordered: list[float], share: float) -> float:
-    """Return a quantile, linear between the two nearest values as PromQL's `quantile` has it."""
+    """Return a quantile, interpolated between the two nearest values as in PromQL's `quantile`."""
     below = math.floor(place := share * (len(ordered) - 1))
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] * (1 - (place - below)) + ordered[above] * (place - below)
@@ -107,15 +107,15 @@ def _quantile(ordered: list[float], share: float) -> float:
 class ShownRanks:
     """Chooses the ranks to show: those with the highest values, for each reason.
 
-    A chosen rank stays until others are ahead of it by more than a tenth. So ranks that are nearly equal do not take
-    turns: each rank that was shown once costs Prometheus its series for hours.
+    A chosen rank stays until others exceed it by more than a tenth, so that nearly equal ranks do not alternate: each
+    rank that was shown once costs Prometheus its series for hours.
     """
 
     def __init__(self) -> None:
         self._chosen: dict[str, list[str]] = {}
 
     def choose(self, reasons: Mapping[str, Mapping[str, float]], ranks: Collection[str]) -> frozenset[str]:
-        """Return the chosen ranks, and the outermost ones. reasons: for each, a value of each rank that has one."""
+        """Return the chosen ranks, and the lowest and the highest rank. reasons: for each, values by rank."""
         for reason, values in reasons.items():
             before = self._chosen.get(reason, ())
 

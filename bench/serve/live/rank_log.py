@@ -1,4 +1,4 @@
-"""The log of one rank or node: following it until it cannot be read, and which samples of a rank hold now."""
+"""Follows the log of one rank or node until it cannot be read, and keeps the current samples of a rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALLOCATOR = frozenset(
         rank_metrics.OUT_OF_MEMORY,
     )
 )
-"""Metrics of the allocator, which is not asked in each step where steps are short; shown until the next account."""
+"""Metrics of the allocator, which short steps do not query each time; shown until the next account."""
 
 _STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
 
@@ -49,9 +49,9 @@ class LogFollower:
         self._on_notice = on_notice
 
     def newest(self) -> Newest:
-        """Return what was finished since the last look and is not old by now, and all steps of a rank.
+        """Return the records since the last look that are not outdated, and all steps of a rank.
 
-        Nothing of a log that was given up.
+        Returns nothing for a log that was given up.
         """
         if self._follower is None:
             return _NOTHING
@@ -61,7 +61,7 @@ class LogFollower:
             return self._give_up(f"a log is not shown: {error}")
         except OSError as error:
             if not self._path.parent.is_dir():
-                return _NOTHING  # The folder is gone; `RunLogs` tells it of the run.
+                return _NOTHING  # The folder is gone, which `RunLogs` reports.
             return self._give_up(f"a log is not shown: {self._path}: {error.strerror}")
         for line in self._follower.left_out:
             self._on_notice(f"{self._path.parent}/{line}")
@@ -78,7 +78,7 @@ class LogFollower:
 class LiveRank:
     """The newest samples of a rank, by the kind of step; the newest kind is the last of the dictionary.
 
-    progress_ns: when it ended a step or began a later trial last; None before its first step, which may be compiled.
+    progress_ns: when it last ended a step or began a later trial; None before its first step, which may be compiled.
     """
 
     opened: Opened | None = None
@@ -86,9 +86,9 @@ class LiveRank:
     newest: dict[str, list[Sample]] = field(default_factory=dict)
 
     def take(self, record: Record) -> None:
-        """Replace what the record makes old.
+        """Replace the samples that the record outdates.
 
-        A new trial makes steps old, but not what is measured once a trial: live tensors and traced steps stay until
+        A new trial outdates steps, but not what is measured once per trial: live tensors and traced steps stay until
         they are measured again.
         """
         if isinstance(record, Reading) or (isinstance(record, Opened) and self.progress_ns is not None):
@@ -108,18 +108,18 @@ class LiveRank:
                     self._replace("account", account)
 
     def _replace(self, kind: str, samples: list[Sample]) -> None:
-        """Put the samples last, as the newest."""
+        """Put the samples last: they are the newest."""
         self.newest.pop(kind, None)
         self.newest[kind] = samples
 
     def samples(self) -> Iterator[Sample]:
-        """Yield all samples, those of the newest kind first."""
+        """Yield all samples, the newest kind first."""
         for samples in reversed(self.newest.values()):
             yield from samples
 
 
 def host_of(path: Path) -> str | None:
-    """Return the host on which a rank's log was begun; None where its first line is not there or cannot be read."""
+    """Return the host on which a rank's log was begun; None if its first line is missing or unreadable."""
     try:
         with open_to_read(path) as file:
             line = file.readline(_LONGEST_HEAD)
@@ -129,4 +129,4 @@ def host_of(path: Path) -> str | None:
 
 
 _LONGEST_HEAD = 65536
-"""Bytes of a log's first line at most; more is no log of ours."""
+"""Most bytes of the first line of one of our logs."""

@@ -1,6 +1,6 @@
-"""Live samples of the runs in progress: the newest of each log, with the labels of its owner, and counts of its steps.
+"""Live samples of the active runs: the newest samples of each log with their owner's labels, and counts of its steps.
 
-`RunLogs` reads the logs of a folder; `LiveRuns` of `looks` does so in a thread of its own.
+`RunLogs` reads the logs of a folder; `looks.LiveRuns` does so in a separate thread.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _PROBES = frozenset(spec.name for spec in SPECS if spec.kind == "probe")
 
 
 LOGS_A_LOOK = 64
-"""Of a run with many ranks a look reads so many logs that have grown: those of the shown ranks, and others in turn.
-A run of 4,096 ranks, all of which log, is read whole in 100 looks; all its logs at once would take seconds of CPU."""
+"""How many changed logs a look reads in a run with many ranks: those of the shown ranks, and others in turn. A run of
+4,096 ranks that all log is read in 100 looks; all its logs at once would take seconds of CPU time."""
 HEADS_A_LOOK = 512
-"""Of so many new logs a look reads on which host their ranks run, where only one host's ranks are shown."""
+"""How many new logs a look reads to find their ranks' host, if only one host's ranks are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What is shown of the runs in a folder.
+    """What to show of the runs in a folder.
 
-    has_nodes: also what the logs say of the runs' nodes; False where this node is watched directly.
-    of_host: only ranks that run on this host; None for all ranks in the folder.
-    most_ranks: of a run with more ranks than these only some are shown, and statistics over all.
+    has_nodes: also show the runs' nodes from the logs; False if this node is watched directly.
+    of_host: show only ranks on this host; None shows all ranks in the folder.
+    most_ranks: if a run has more ranks, show only some of them, and statistics over all.
     """
 
     has_nodes: bool = True
@@ -57,12 +57,12 @@ class Shown:
 
 
 class _ActiveRun:
-    """One run in progress, and the logs in its folder.
+    """An active run, and the logs in its folder.
 
-    nodes: by the name of a node's log, the number of the read at which it said something last, and its state then.
+    nodes: by the name of a node's log, the number of the last read that found something new, and the node's state then.
 
     Raises:
-        Misuse: its case or machine cannot be read.
+        Misuse: the run's case or machine cannot be read.
     """
 
     def __init__(self, folder: Path, on_notice: Callable[[str], None], shown: Shown) -> None:
@@ -79,27 +79,27 @@ class _ActiveRun:
             **membership(self._file.purpose),
             "commit": machine.commit or "",
         }
-        self._ranks: dict[str, LiveRank] = {}  # In order; of a node, those that have a log there.
+        self._ranks: dict[str, LiveRank] = {}  # In order; only those with a log here.
         self._logs: dict[str, LogFollower | WatchedLog] = {}
-        self._changes: dict[str, tuple[int, int, int]] = {}  # By name: what each log was when it was read last.
+        self._changes: dict[str, tuple[int, int, int]] = {}  # By name: the log's state at its last read.
         self._steps: StepCounts | None = None
         if self._file.case.strategy not in _PROBES:
             self._steps = StepCounts(run=self._file.run, slot=self.slot, on_notice=on_notice)
         self._on_notice = on_notice
         self._is_watched = self._file.case.watched_name is not None
         self._stall_limit_s = 0.0
-        self._what = shown
+        self._shown = shown
         self._elsewhere: set[str] = set()  # Ranks on other hosts that are not shown.
-        self._spread: Spread | None = None  # Of a run with many ranks; with the rest below.
+        self._spread: Spread | None = None  # Only for many ranks, like the rest below.
         self._choice = ShownRanks()
         self._chosen: frozenset[str] = frozenset()
         self._prefix = f"{folder}{os.sep}"
-        self._behind: dict[str, float] = {}  # Steps that a rank was behind the first one, when its log was looked at.
+        self._behind: dict[str, float] = {}  # Steps by which a rank was behind the first one at its last look.
         self._turn = 0
-        self._placed, self._unplaced = set[str](), set[str]()  # Ranks on this node's GPUs; ranks to ask about.
+        self._placed, self._unplaced = set[str](), set[str]()  # On this node's GPUs; to be looked up.
 
     def read(self, number: int, *, is_last: bool = False) -> None:
-        """Take what was appended to the logs since the last read; `number` counts reads.
+        """Read what was appended to the logs since the last read. number: counts the reads.
 
         is_last: read all logs, however many ranks there are.
         """
@@ -107,7 +107,7 @@ class _ActiveRun:
         if new := set(ranks) - self._ranks.keys():
             known = self._ranks | {rank: LiveRank() for rank in new}
             self._ranks = {rank: known[rank] for rank in sorted(known, key=int)}
-        if self._spread is None and len(self._ranks) > self._what.most_ranks:
+        if self._spread is None and len(self._ranks) > self._shown.most_ranks:
             self._spread = Spread()
             for rank in self._ranks:
                 self._measure(rank)
@@ -129,29 +129,29 @@ class _ActiveRun:
                     if match is not None and self._is_shown(*match.groups()):
                         owners[match[1]].append(match[2])
         except OSError as error:
-            if self.folder.is_dir():  # Otherwise `RunLogs` tells it of the run.
+            if self.folder.is_dir():  # Otherwise `RunLogs` reports it.
                 self._on_notice(f"{self.folder} cannot be read ({error.strerror}): its live series are not shown")
         ranks = owners["rank"]
-        return (ranks if self._what.of_host is None else self._here(ranks)), owners["node"]
+        return (ranks if self._shown.of_host is None else self._here(ranks)), owners["node"]
 
     def _is_shown(self, kind: str, number: str) -> bool:
-        return self._what.has_nodes if kind == "node" else int(number) < self._file.case.ranks
+        return self._shown.has_nodes if kind == "node" else int(number) < self._file.case.ranks
 
     def _here(self, ranks: list[str]) -> list[str]:
-        """Return those of the ranks that run on the host whose ranks are shown."""
+        """Return the ranks that run on the host whose ranks are shown."""
         unknown = [rank for rank in ranks if rank not in self._ranks and rank not in self._elsewhere]
         here = [rank for rank in ranks if rank in self._ranks]
         for rank in unknown[:HEADS_A_LOOK]:
             name = self._name(rank)
             host = watched_host_of(self.folder / name) if self._is_watched else host_of(self.folder / name)
-            if host == self._what.of_host:
+            if host == self._shown.of_host:
                 here.append(rank)
             elif host is not None:
                 self._elsewhere.add(rank)
         return here
 
     def _has_changed(self, name: str) -> bool:
-        """Return whether a log has changed since this was asked last."""
+        """Return whether a log has changed since the last call."""
         try:
             status = os.lstat(f"{self._prefix}{name}")
         except OSError:
@@ -174,7 +174,7 @@ class _ActiveRun:
         self._unplaced.add(rank)
 
     def _take_watched(self, rank: str, log: WatchedLog) -> None:
-        """An evaluation is progress, and the rank's steps say how long the run may go without any."""
+        """Count an evaluation as progress, and judge by the rank's steps how long the run may go without progress."""
         newest = self._ranks[rank]
         if log.active_ns is not None:
             newest.progress_ns = max(newest.progress_ns or 0, log.active_ns)
@@ -186,7 +186,7 @@ class _ActiveRun:
             read = number if state.take(record) else read
         self.nodes[name] = (read, state)
 
-    # Of a run with many ranks: which logs a look reads, and which ranks are shown.
+    # In a run with many ranks: which logs a look reads, and which ranks are shown.
 
     def _look_at_all(self) -> tuple[list[str], list[str]]:
         """Return all ranks, and those whose logs have changed."""
@@ -229,14 +229,14 @@ class _ActiveRun:
             first = max(done.values(), default=0)
             self._behind |= {rank: first - steps for rank, steps in done.items()}
             reasons["slow"] = self._steps.means_s()
-            # Ranks in step are one apart, since their logs are not read at the same moment.
+            # Ranks in step may be one apart, since their logs are not read at the same moment.
             reasons["behind"] = {rank: steps for rank, steps in self._behind.items() if steps > 1}
         self._chosen = self._choice.choose(reasons, self._ranks)
 
     # What is shown.
 
     def samples(self, places_of: PlacesOf) -> Iterator[Owned]:
-        """Yield the run's own series, and its ranks'; of many ranks the chosen ones, and statistics over all."""
+        """Yield the samples of the run and its ranks; with many ranks, of the chosen ones, and statistics over all."""
         file, slot = self._file, str(self._file.slot)
         yield RUN_INFO.at(1, run=file.run, slot=slot, series=self._series, **self._labels), {}
         if moved_ns := [newest.progress_ns for newest in self._ranks.values() if newest.progress_ns is not None]:
@@ -255,10 +255,13 @@ class _ActiveRun:
                 yield sample, {}
 
     def _places(self, places_of: PlacesOf) -> Iterator[Owned]:
-        """Yield the GPUs of this node that ranks compute on; of many ranks those that were there when last read."""
-        asked = self._ranks.keys() if self._spread is None else self._placed | self._unplaced
+        """Yield the GPUs of this node that ranks compute on.
+
+        With many ranks, looks up only those that were on these GPUs before, or whose logs were read since.
+        """
+        candidates = self._ranks.keys() if self._spread is None else self._placed | self._unplaced
         self._unplaced.clear()
-        for rank in sorted(asked, key=int):
+        for rank in sorted(candidates, key=int):
             opened, owner = self._ranks[rank].opened, {"rank": rank, "slot": str(self.slot)}
             places = () if opened is None else places_of(opened)
             (self._placed.add if places else self._placed.discard)(rank)
@@ -269,7 +272,7 @@ class _ActiveRun:
                     yield RANK_GPU_MEMORY.at(place.memory_bytes, **where), owner
 
     def ranks(self) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-        """Yield host and pid of each rank that has begun, and its run and rank."""
+        """Yield host and pid of each rank that has begun, with its run and rank."""
         for rank, newest in self._ranks.items():
             if newest.opened is not None:
                 yield (newest.opened.host, str(newest.opened.pid)), (self._file.run, rank)
@@ -297,20 +300,20 @@ class _ActiveRun:
 
 
 PlacesOf = Callable[[Opened], Sequence[Place]]
-"""Returns the GPUs of this node, or slices of them, that a rank computes on; none where unknown."""
+"""Returns the GPUs of this node, or slices of them, that a rank computes on; none if unknown."""
 
 
 ENDED_S = 60.0
-"""How long the counts of a run are shown after its end: its last steps are scraped, too, at any usual interval."""
+"""How long the counts of a run are shown after its end, so that its last steps are scraped at any usual interval."""
 
 
 class RunLogs:
-    """Follows the logs of all runs in progress in a folder; one thread at a time may read.
+    """Follows the logs of all active runs in a folder; one thread at a time may read.
 
-    ranks: which processes are ranks, as last read; replaced by each reading.
-    shown: what is shown of the runs.
+    ranks: which processes are ranks, as last read; each read replaces it.
+    shown: what to show of the runs.
     of_all_users: also follow runs of other users.
-    places_of: finds a rank's GPUs. on_notice: gets one notice of each file that cannot be read or is gone.
+    places_of: finds a rank's GPUs. on_notice: called once for each file that cannot be read or is gone.
     clock_ns: monotonic.
     """
 
@@ -327,7 +330,7 @@ class RunLogs:
         self._runs = runs
         self._folders = FollowedFolders(runs, of_all_users=of_all_users, clock_ns=clock_ns)
         self._on_notice = on_notice
-        self._what = shown or Shown()
+        self._shown = shown or Shown()
         self._places_of = places_of
         self._followed: dict[str, _ActiveRun] = {}
         self._ended: dict[int, tuple[int, list[Owned]]] = {}  # By slot, when the run in it ended, and its counts.
@@ -336,11 +339,10 @@ class RunLogs:
         self.ranks: RanksByPid = {}
 
     def read(self) -> list[Owned]:
-        """Return the newest samples of the ranks and nodes that are shown; of a run that has ended its counts.
+        """Return the newest samples of the shown ranks and nodes, and the counts of ended runs.
 
-        The logs of an ended run are read to their end, and its counts shown as ENDED_S says.
-
-        Each call reads from the disk, and hangs with it.
+        The logs of an ended run are read to their end, and its counts are shown for ENDED_S. Each call reads from the
+        disk, and hangs if the disk does.
         """
         try:
             self._follow(self._folders.running())
@@ -356,7 +358,7 @@ class RunLogs:
         return [*ranks, *counts, *self._ended_counts(), *self._node_samples()]
 
     def _ended_counts(self) -> Iterator[Owned]:
-        """Yield the counts of runs that ended lately and whose slot no other run has taken."""
+        """Yield the counts of runs that ended recently and whose slot no other run has taken."""
         now_ns, live_slots = self._clock_ns(), {run.slot for run in self._followed.values()}
         for slot, (ended_ns, counts) in tuple(self._ended.items()):
             if slot in live_slots or now_ns - ended_ns > ENDED_S * 1e9:
@@ -365,30 +367,28 @@ class RunLogs:
                 yield from counts
 
     def _follow(self, running: Mapping[str, Path]) -> None:
-        """Let go of the runs that have ended, and take up those that have begun. running: folders by name."""
+        """Stop following the runs that have ended, and follow those that have begun. running: folders by name."""
         for name in self._followed.keys() - running.keys():
             run = self._followed.pop(name)
             if not run.folder.is_dir():
                 self._on_notice(f"{run.folder} was deleted while its run was active: its series are no longer shown")
                 continue
-            run.read(
-                self._reads, is_last=True
-            )  # What was written since the last look, which is all of a short run's steps.
+            run.read(self._reads, is_last=True)  # What was written since the last look: in a short run, all steps.
             self._ended[run.slot] = (self._clock_ns(), run.counts())
         for name, folder in running.items():
             if name in self._followed:
                 continue
             try:
-                self._followed[name] = _ActiveRun(folder, self._on_notice, self._what)
+                self._followed[name] = _ActiveRun(folder, self._on_notice, self._shown)
             except Misuse as error:
                 self._folders.leave_out(name)
                 self._on_notice(f"a run is not shown: {error}")
 
     def _node_samples(self) -> list[Owned]:
-        """Return what each node's collectors said last, in whichever run: a series that is missing there is gone."""
+        """Return each node's last samples, from whichever run: a series that is missing there is gone."""
         newest: dict[str, tuple[tuple[int, int], NodeState]] = {}
         for name, (read, state) in (item for run in self._followed.values() for item in run.nodes.items()):
-            # Ordered by when we read it, since the node's clock may jump; by its clock where that is the same.
+            # Ordered by the time of reading, since the node's clock may jump; if equal, by its clock.
             when = (read, state.time_ns or 0)
             if name not in newest or when > newest[name][0]:
                 newest[name] = (when, state)

@@ -1,4 +1,4 @@
-"""The steps of one run that its logs hold: how many each rank has done, and the histogram of their times."""
+"""Counts the steps in the logs of a run: how many each rank has done, and the histogram of their times."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collectors.prometheus.exposition import Exemplar, Observations, Owned, hist
 from collectors.sample_log import LoggedStep, Mark
 
 LONGEST_EXEMPLAR = 128
-"""How many characters the labels of an exemplar have at most, names and values together: OpenMetrics 1.0."""
+"""Most characters of an exemplar's labels, names and values together. Source: OpenMetrics 1.0."""
 
 _MARKS: tuple[Mark, ...] = ("warm_up", "measured")
 
 
 @dataclass(slots=True)
 class _RankSteps:
-    """What a rank has done. newest: by bucket, the step that came last."""
+    """The steps of a rank. newest: the last step in each bucket."""
 
     counts: dict[Mark, int] = field(default_factory=lambda: dict.fromkeys(_MARKS, 0))
     times: Observations = field(default_factory=Observations)
@@ -26,7 +26,7 @@ class _RankSteps:
 
 
 class StepCounts:
-    """Counts the steps of a run's ranks. on_notice: is told of a step whose time, or name, is none to be shown."""
+    """Counts the steps of a run's ranks. on_notice: called if a step's time or a run's name cannot be shown."""
 
     def __init__(self, *, run: str, slot: int, on_notice: Callable[[str], None]) -> None:
         self._run, self._slot = run, str(slot)
@@ -34,15 +34,15 @@ class StepCounts:
         self._on_notice = on_notice
 
     def take(self, rank: str, steps: Sequence[LoggedStep], *, is_anew: bool) -> None:
-        """Count steps of a rank, which is shown from the first call on. is_anew: forget what was counted before."""
+        """Count steps of a rank, which is shown from the first call on. is_anew: forget earlier counts."""
         if is_anew or rank not in self._ranks:
             self._ranks[rank] = _RankSteps()
-        so_far = self._ranks[rank]
+        counted = self._ranks[rank]
         for step in steps:
-            so_far.counts[step.mark] += 1
+            counted.counts[step.mark] += 1
             if step.mark == "measured" and step.step_s is not None:
                 try:
-                    so_far.newest[so_far.times.observe(step.step_s)] = step
+                    counted.newest[counted.times.observe(step.step_s)] = step
                 except ValueError as error:
                     self._on_notice(f"run {self._run}: step {step.step} of rank {rank} is in no histogram: {error}")
 
@@ -51,8 +51,10 @@ class StepCounts:
         return sum(self._ranks[rank].counts.values()) if rank in self._ranks else 0
 
     def means_s(self) -> dict[str, float]:
-        """Return the mean measured step of each rank that has one."""
-        return {rank: one.times.total / done for rank, one in self._ranks.items() if (done := one.counts["measured"])}
+        """Return the mean measured step of each rank that has steps."""
+        return {
+            rank: steps.times.total / done for rank, steps in self._ranks.items() if (done := steps.counts["measured"])
+        }
 
     def of_rank(self, rank: str) -> Iterator[Sample]:
         """Yield a rank's counts."""
@@ -61,7 +63,7 @@ class StepCounts:
                 yield STEPS.at(number, mark=mark)
 
     def samples(self, ranks: Collection[str]) -> Iterator[Owned]:
-        """Yield the histogram of the run, and the counts of these ranks; nothing before a rank is there."""
+        """Yield the histogram of the run, and the counts of these ranks; nothing before the first rank's first call."""
         if self._ranks:
             times = (counts.times for counts in self._ranks.values())
             yield histogram_of(STEP_DURATION, times, exemplars=self._exemplars(), slot=self._slot), {}
@@ -71,10 +73,10 @@ class StepCounts:
                     yield sample, {"rank": rank, "slot": self._slot}
 
     def _exemplars(self) -> dict[int, Exemplar]:
-        """Return the newest step of any rank in each bucket; none where the run's name is too long."""
+        """Return the newest step of any rank in each bucket; nothing if the run's name is too long."""
         exemplars: dict[int, Exemplar] = {}
-        for rank, so_far in self._ranks.items():
-            for bucket, step in so_far.newest.items():
+        for rank, counted in self._ranks.items():
+            for bucket, step in counted.newest.items():
                 if bucket in exemplars and step.time_ns <= exemplars[bucket].time_ns:
                     continue
                 assert step.step_s is not None, "only a step that was timed is in a bucket"

@@ -1,6 +1,6 @@
-"""Follows a rank's file of a watched run while it grows, and reads it as the log of a rank of our own.
+"""Follows a rank's file of a watched run while it grows, and reads it like the log of one of our ranks.
 
-A step of a watched program counts as measured; a summary leaves the first ones out, a live series does not.
+Every step of a watched program counts as measured: a summary leaves out the first steps, but a live series does not.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collectors.sample_log import LoggedStep, Newest, Opened, Reading, Record
 from collectors.watch.observatory_watch_still import Past
 
 _MOST_AT_ONCE = 4 * LONGEST_LINE
-"""Bytes that a look reads at most; the next look goes on from there."""
+"""Most bytes that a look reads; the next look continues from there."""
 _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class WatchedLog:
-    """A rank's file of a watched run. run: its id. on_notice: gets one line on a file that cannot be shown.
+    """A rank's file of a watched run. run: the run's ID. on_notice: called once if the file cannot be shown.
 
-    active_ns: Unix time of its last step or batch by a line that has no steps; None where there is no such line.
+    active_ns: Unix time of its last step or batch, from a line without steps; None if there is no such line.
     """
 
     def __init__(self, path: Path, run: str, on_notice: Callable[[str], None]) -> None:
@@ -40,7 +40,7 @@ class WatchedLog:
 
     @property
     def stall_limit_s(self) -> float:
-        """How long the rank may go without a step, by its steps so far."""
+        """How long the rank may go without a step, judged by its steps so far."""
         return 1e-9 * self._past.limit_ns()
 
     def newest(self) -> Newest:
@@ -88,7 +88,7 @@ class WatchedLog:
             try:
                 yield _DECODER.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue  # The run's summary says what was left out.
+                continue  # The run's summary reports what was left out.
 
     def _give_up(self, reason: str) -> None:
         self._is_given_up = True
@@ -107,7 +107,7 @@ class WatchedLog:
         )
 
     def _reading(self, line: Steps, begin: Begin) -> Reading:
-        """Return the newest step of a batch as a reading of our own ranks."""
+        """Return the newest step of a batch as a reading like those of our ranks."""
         last = len(line.end_ns) - 1
         step_s = _last(line.device_ns, 1e-9) or _last(line.step_ns, 1e-9)
         is_gpu = begin.device.startswith("cuda")
@@ -152,7 +152,7 @@ class WatchedLog:
 
 
 def watched_host_of(path: Path) -> str | None:
-    """Return the host on which a rank's file was begun; None where its first line is not there or is none."""
+    """Return the host on which a rank's file was begun; None if its first line is missing or not a begin line."""
     try:
         with open_to_read(path) as file:
             return msgspec.json.decode(file.readline(LONGEST_LINE), type=Begin).host
@@ -161,7 +161,7 @@ def watched_host_of(path: Path) -> str | None:
 
 
 def _is_whole(line: Steps) -> bool:
-    """Whether each list of a batch has an entry for each step, and no time is negative or beyond all clocks."""
+    """Whether each list of a batch has an entry for each step, and no time is negative or impossibly large."""
     columns = (line.step_ns, line.device_ns, *(getattr(line, f"{name}_ns") for name in (*PHASES, "own")), line.tokens)
     known = [column for column in columns if column is not None]
     return bool(line.end_ns) and all(
@@ -175,5 +175,5 @@ def _last(column: Sequence[float | None] | None, scale: float) -> float | None:
 
 
 def _unix_ns(end_ns: int, begin: Begin) -> int:
-    """Return a time of the rank's monotonic clock as Unix time, which its begin line ties together."""
+    """Return a time of the rank's monotonic clock as Unix time; the begin line has both clocks."""
     return round(1e9 * begin.unix_s) + end_ns - begin.monotonic_ns

@@ -1,7 +1,7 @@
-"""Prometheus, Alertmanager and Grafana as containers, by `docker compose`, where their programs are not installed.
+"""Prometheus, Alertmanager and Grafana as containers, by `docker compose`, if their programs are not installed.
 
-They use the host's network, so all addresses are those of the programs. Checked against the schema of Compose; never
-run here.
+They use the host's network, so all addresses are the same as those of the programs. Checked against the schema of
+Compose; never run here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dashboards.publishing.publish import RENDERED
 FILE = SHIPPED / "compose.yaml"
 ENVIRONMENT = "compose.env"
 DASHBOARDS_WITHIN = Path("/var/lib/grafana/dashboards")
-"""Where the container of Grafana has the dashboards."""
+"""Path of the dashboards in Grafana's container."""
 _START_S = 540
 _ASK_S = 30
 
 
 def check(missing: Sequence[str], target_folders: Sequence[Path]) -> None:
-    """Check that containers can take the place of the missing programs.
+    """Check that containers can replace the missing programs.
 
     Raises:
         Misuse: targets are outside the stack's folder, where containers do not see them.
@@ -47,7 +47,7 @@ def check(missing: Sequence[str], target_folders: Sequence[Path]) -> None:
 
 
 def environment(settings: StackSettings, folder: Path) -> str:
-    """Return the variables of compose.yaml, as a file. folder: of the stack."""
+    """Return the variables of compose.yaml as the text of a file. folder: the stack's."""
     values = {
         "OBSERVATORY_STACK": folder,
         "OBSERVATORY_RULES": folder / "observatory-rules.yaml",
@@ -74,7 +74,7 @@ def up(folder: Path, *, on_notice: Callable[[str], None]) -> None:
 
 
 def down(folder: Path, *, keeps_data: bool) -> None:
-    """End the containers and delete them, and their volumes unless the data is kept.
+    """Stop and delete the containers, and their volumes unless the data is kept.
 
     Raises:
         InfrastructureFailed: docker fails.

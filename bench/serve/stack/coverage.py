@@ -22,17 +22,17 @@ _ANSWER_S = 30.0
 _LOOK_S = 0.5
 _LOOKS = "http://127.0.0.1:9090"
 _SERIES_BY_TARGET = 'count by (job, instance) ({__name__=~"observatory_.+"})'
-"""What rules record is none of them."""
+"""Recorded series do not count."""
 _JOBS_OF_OURS = f"count by (job) (last_over_time({BUILD_INFO.name}[1d]))"
-"""By job, the targets that answered as ours within a day: each of ours tells its build."""
+"""Jobs with a target that was one of our exporters within a day: each exporter shows its build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a Prometheus knows of a target.
+    """What a Prometheus knows about a target.
 
-    health: "up", "down", or "unknown" before it is asked for the first time. error: of the last scrape, "" where it was
-    answered. series: how many of ours it shows. was_ours: whether one of its job answered as ours within a day.
+    health: "up", "down", or "unknown" before the first scrape. error: the last scrape's, "" if it succeeded. series:
+    how many of our series it shows. was_ours: whether a target of its job was one of our exporters within a day.
     """
 
     job: str
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def missing(self) -> str | None:
-        """Why it shows nothing of ours, and what to do; None where it shows some."""
+        """Why it shows none of our series, and what to do; None if it shows some."""
         if self.series:
             return None
         name = f"target {self.address} (job {self.job})"
@@ -57,11 +57,11 @@ class Target:
 def targets_of(url: str, password: str | None = None) -> list[Target]:
     """Return the targets of the Prometheus at this address, by job and address.
 
-    password: of the stack's own Prometheus.
+    password: that of the stack's own Prometheus.
 
     Raises:
         Misuse: the address is not http or https.
-        InfrastructureFailed: nothing answers there, or no Prometheus.
+        InfrastructureFailed: nothing answers there, or something else than a Prometheus.
     """
     active = _ask(url, password, "/api/v1/targets", {"state": "active"})["activeTargets"]
     counted = {
@@ -85,16 +85,16 @@ def targets_of(url: str, password: str | None = None) -> list[Target]:
 
 
 def of_ours(targets: Sequence[Target]) -> list[Target]:
-    """Return the targets that should show our series: of jobs in which one does or did, or that are called as ours.
+    """Return the targets that should show our series: those of our job, and of jobs in which a target does or did.
 
-    Of a Prometheus that has none at all, these are all its targets.
+    If the Prometheus has no such job, these are all its targets.
     """
     jobs = {target.job for target in targets if target.series or target.was_ours or target.job == JOB}
     return [target for target in targets if not jobs or target.job in jobs]
 
 
 def left_out(targets: Sequence[Target]) -> list[str]:
-    """Return what to say of each job that need not show our series, as nothing of ours was seen in it."""
+    """Return a line for each job that need not show our series, because none of our exporters was seen in it."""
     ours = {target.job for target in of_ours(targets)}
     others = Counter(target.job for target in targets if target.job not in ours)
     down = Counter(target.job for target in targets if target.health == "down")
@@ -106,10 +106,10 @@ def left_out(targets: Sequence[Target]) -> list[str]:
 
 
 def targets_once_scraped(url: str, expected: Collection[str], *, password: str, limit_s: float) -> list[Target]:
-    """Return the targets when each was asked once, and answered with series of ours or not at all, or after this time.
+    """Return the targets once each was scraped, with series of ours or without an answer, or after this time.
 
-    password: see `targets_of`. expected: addresses that must be among them; those that are not come back as targets
-    that nobody asks.
+    password: see `targets_of`. expected: addresses that must be among the targets; a missing one is returned as a
+    target that Prometheus does not know.
 
     Raises: as `targets_of`.
     """
@@ -118,7 +118,7 @@ def targets_once_scraped(url: str, expected: Collection[str], *, password: str, 
         targets = targets_of(url, password)
         unknown = set(expected) - {target.address for target in targets}
         is_whole = bool(targets) and not unknown
-        # Those that are expected answer by now; a scrape may have come before they did.
+        # Expected targets answer by now, but their first scrape may have come earlier.
         is_scraped = all(
             target.series or (target.health == "down" and target.address not in expected) for target in targets
         )

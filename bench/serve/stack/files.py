@@ -1,6 +1,6 @@
 """Files that the stack's servers read: those of dashboards/stack with the settings' ports, intervals and paths.
 
-The shipped files stay the only place for all else, such as inhibition.
+Everything else, for example inhibition, stands only in the shipped files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOB = "observatory"
 RULES = "observatory-rules.yaml"
 ALERTMANAGER = Path("alertmanager", "alertmanager.yml")
 TARGETS = "targets"
-"""Folder of files of targets, which Prometheus reads again when one changes."""
+"""Folder of target files, which Prometheus reads again when a file changes."""
 PROVISIONING = Path("grafana", "provisioning")
 _DATA_SOURCE = Path("datasources", "observatory.yaml")
 _DASHBOARD_PROVIDER = Path("dashboards", "observatory.yaml")
@@ -39,8 +39,8 @@ def files(
 ) -> dict[Path, str]:
     """Return the text of each file, by its path in the stack's folder.
 
-    targets: addresses of the stack's own agents, by name. target_folders: others' files of targets (file_sd).
-    dashboards: folder of the rendered dashboards, as Grafana finds it.
+    targets: addresses of the stack's own agents, by name. target_folders: folders of other nodes' target files
+    (file_sd). dashboards: folder of the rendered dashboards, as Grafana sees it.
     """
     return {
         Path("prometheus.yml"): _prometheus(settings, target_folders, passwords),
@@ -61,7 +61,7 @@ def web_file(server: str) -> Path:
 
 
 def client_file(server: str) -> Path:
-    """Return the path of what promtool and amtool ask the server with, by --http.config.file."""
+    """Return the path of the client configuration for promtool and amtool (--http.config.file)."""
     return Path(f"{server}-client.yml")
 
 
@@ -99,7 +99,7 @@ def _prometheus(settings: StackSettings, target_folders: Sequence[Path], passwor
 
 
 def _alertmanager() -> str:
-    """Return the shipped routes and inhibition, with receivers that send nothing: whom to tell nobody has said."""
+    """Return the shipped routes and inhibition, with receivers that send nothing, because no recipient is known."""
     document = _shipped(str(ALERTMANAGER))
     del document["templates"]
     document["receivers"] = [{"name": receiver["name"]} for receiver in document["receivers"]]
@@ -107,7 +107,7 @@ def _alertmanager() -> str:
 
 
 def _grafana(settings: StackSettings, folder: Path, passwords: Passwords) -> dict[Path, str]:
-    """Return Grafana's provisioning, by path. folder: of the rendered dashboards, as Grafana finds it."""
+    """Return Grafana's provisioning, by path. folder: the folder of the rendered dashboards, as Grafana sees it."""
     source = _shipped(str(PROVISIONING / _DATA_SOURCE))
     provider = _shipped(str(PROVISIONING / _DASHBOARD_PROVIDER))
     source["datasources"][0] |= {
@@ -125,9 +125,9 @@ def _grafana(settings: StackSettings, folder: Path, passwords: Passwords) -> dic
 
 
 def grafana_ini(settings: StackSettings, folder: Path, passwords: Passwords) -> str:
-    """Return Grafana's own settings: everybody on this machine may look, and nothing is sent elsewhere.
+    """Return Grafana's own settings: everybody on this machine may view it, and it sends nothing elsewhere.
 
-    folder: of the stack.
+    folder: the stack's folder.
     """
     tables: dict[str, dict[str, object]] = {
         "paths": {

@@ -1,7 +1,7 @@
-"""The stack from `up` to `down`: which servers are started, recorded, checked and taken away again.
+"""The stack from `up` to `down`: starts, records, checks and removes its servers.
 
-Each server is in the state file before the next is started, so that `down` finds all servers of an `up` that was
-killed.
+Each server is recorded in the state file before the next one is started, so that `down` finds all servers of an `up`
+that was killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.report.format import readable
 from bench.serve.stack import compose, processes
 from bench.serve.stack.files import ALERTMANAGER, LOOPBACK, TARGETS, files, grafana_ini, web_file
 from bench.serve.stack.passwords import FOLDER as PASSWORDS
-from bench.serve.stack.passwords import Passwords, kept_or_new, read, write
+from bench.serve.stack.passwords import Passwords, read, read_or_new, write
 from bench.serve.stack.processes import LOGS, Server, ServerProcess, is_running, strays, uninterrupted
 from bench.serve.stack.settings import StackSettings
 from bench.store.files import read_small
@@ -35,20 +35,20 @@ SCHEMA_VERSION = 1
 STATE = "state.json"
 DATA = "data"
 DATA_MARK = "made-by-observatory-stack"
-"""A file next to the servers' data that says whose it is after the state file is gone."""
+"""A file next to the servers' data that identifies it as ours after the state file is gone."""
 _IN_DATA = ("prometheus", "alertmanager", "grafana", PASSWORDS.name, DATA_MARK)
-"""The mark is last, so that it goes last: then a second `down` can continue."""
+"""The mark is last, so that it is deleted last, and a second `down` can continue."""
 _GRAFANA_INI = "grafana.ini"
 FEATURES = "exemplar-storage"
-"""What Prometheus stores only on request. A newer one also stores it without, and says so."""
+"""What Prometheus stores only on request. A newer Prometheus always stores it, and prints that."""
 
 
 class StackState(msgspec.Struct, frozen=True, kw_only=True):
     """A stack that was started.
 
-    processes: in the order of their start. urls: of all servers, by name. is_compose: whether Prometheus, Alertmanager
-    and Grafana are containers. made: names at the top of the folder, which `down` deletes together with the data.
-    made_folders: the folder and those above it that were not there, the innermost first.
+    processes: in the order of their start. urls: the servers' addresses, by name. is_compose: whether Prometheus,
+    Alertmanager and Grafana are containers. made: names at the top of the folder that `down` deletes in addition to the
+    data. made_folders: the folder and its parents that did not exist, innermost first.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -67,10 +67,10 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
-    """A stack that is to be started.
+    """A stack to start.
 
-    folder: of all that it writes. target_folders: other nodes' files of targets (file_sd). agent_environment: variables
-    by which the agent finds runs and history.
+    folder: for everything that the stack writes. target_folders: folders of other nodes' target files (file_sd).
+    agent_environment: variables by which the agent finds runs and history.
     """
 
     folder: Path
@@ -88,11 +88,11 @@ class StackPlan:
 
 
 Programs = Mapping[str, tuple[str, ...]]
-"""How a server's command line begins, by name; without those that are not installed."""
+"""The beginning of each installed server's command line, by name."""
 
 
 def installed() -> Programs:
-    """Return the programs that are on the PATH; Debian's Alertmanager and older Grafanas have names of their own."""
+    """Return the programs on the PATH; Debian's Alertmanager and older Grafanas have other names."""
     commands = (
         ("grafana", "grafana-server"),
         ("grafana", "grafana", "server"),
@@ -107,7 +107,7 @@ def up(plan: StackPlan, programs: Programs, *, on_notice: Callable[[str], None])
     """Start the stack and wait until each server is ready; a start that fails or is interrupted is undone.
 
     Raises:
-        Misuse: a stack is up there, the folder holds something else, or containers cannot read the targets.
+        Misuse: a stack is up there, the folder has other files, or containers cannot read the targets.
         InfrastructureFailed: programs are missing, a port is taken, or a server does not start.
     """
     missing = [name for name in ("prometheus", "alertmanager") if name not in programs]
@@ -127,13 +127,13 @@ def up(plan: StackPlan, programs: Programs, *, on_notice: Callable[[str], None])
     made_folders = tuple(str(path) for path in (plan.folder, *plan.folder.parents) if not path.exists())
     make_folder(plan.folder.parent)
     plan.folder.mkdir(mode=0o700, exist_ok=True)
-    plan.folder.chmod(0o700)  # What is in it has passwords.
+    plan.folder.chmod(0o700)  # Its files have passwords.
     if uses_compose:
-        os.umask(READABLE)  # Containers read what is in it as other users.
+        os.umask(READABLE)  # Containers read its files as other users.
     with _alone(plan.folder):
-        _check_folder(plan.folder)  # Again: another `up` may have been faster.
+        _check_folder(plan.folder)  # Checked again, because another `up` may have been faster.
         had_data = (plan.folder / DATA).is_dir()
-        passwords = kept_or_new(plan.folder)
+        passwords = read_or_new(plan.folder)
         servers = [*_agents(plan), *([] if uses_compose else _servers(plan, programs, passwords))]
         texts = _texts(plan, passwords, uses_compose=uses_compose, has_grafana="grafana" in programs)
         state = StackState(
@@ -194,7 +194,7 @@ def _servers(plan: StackPlan, programs: Programs, passwords: Passwords) -> list[
                 f"--storage.path={folder / DATA / 'alertmanager'}",
                 f"--web.config.file={folder / web_file('alertmanager')}",
                 f"--web.listen-address={LOOPBACK}:{settings.alertmanager.port}",
-                "--cluster.listen-address=",  # Otherwise it listens for others like it on all addresses.
+                "--cluster.listen-address=",  # Otherwise it listens for peers on all addresses.
             ),
             password=passwords.alertmanager,
         ),
@@ -215,7 +215,7 @@ def _servers(plan: StackPlan, programs: Programs, passwords: Passwords) -> list[
         ),
     ]
     if "grafana" in programs:
-        # Grafana's own files are next to its program in an archive, elsewhere in a package.
+        # Grafana's own files are next to its program if it comes from an archive, and elsewhere if from a package.
         homes = (Path(programs["grafana"][0]).resolve().parents[1], Path("/usr/share/grafana"))
         home = [f"--homepath={home}" for home in homes if (home / "public").is_dir()][:1]
         command = (*programs["grafana"], f"--config={folder / _GRAFANA_INI}", *home)
@@ -238,10 +238,10 @@ def _agents(plan: StackPlan) -> list[Server]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Check that a new stack may be started in the folder.
+    """Check that a new stack can be started in the folder.
 
     Raises:
-        Misuse: it may not.
+        Misuse: it cannot.
     """
     if folder.exists() and folder.stat().st_uid != os.geteuid():
         raise Misuse(f"{folder} belongs to another user; name a folder of yours, or a new one, with --folder")
@@ -271,7 +271,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _write(folder: Path, state: StackState, texts: Mapping[Path, str], passwords: Passwords) -> None:
-    """Write the state, the folders and files that servers read, and their passwords."""
+    """Write the state, the servers' folders and files, and their passwords."""
     _record(folder, state)
     for name in (LOGS, TARGETS, f"{DATA}/prometheus", f"{DATA}/alertmanager"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -293,7 +293,7 @@ def read_state(folder: Path) -> StackState | None:
     """Return the stack that was started in this folder; None if there is none.
 
     Raises:
-        Misuse: its file is of a newer program, or damaged.
+        Misuse: its file is from a newer program, or damaged.
     """
     path = folder / STATE
     try:
@@ -312,24 +312,24 @@ def read_state(folder: Path) -> StackState | None:
 
 
 def prometheus_password(folder: Path, state: StackState) -> str:
-    """Return the password of the folder's Prometheus, once it is sure that no other user would receive it.
+    """Return the password of the folder's Prometheus, after checking that no other user's program would receive it.
 
     Raises:
-        Misuse: it is not there, or others can change it.
+        Misuse: its file is missing, or others can change it.
         InfrastructureFailed: another user's program has the port.
     """
     port = urlsplit(state.prometheus_url).port or 0
-    # A container's Prometheus is another user's process.
+    # Prometheus in a container runs as another user.
     if not state.is_compose and uids_at(LOOPBACK, port) - {os.geteuid()}:
         raise InfrastructureFailed(f"port {port} of the stack's prometheus is taken by {holder_of(LOOPBACK, port)}")
     return read(folder, "prometheus")
 
 
 def down(folder: Path, *, keeps_data: bool, on_notice: Callable[[str], None]) -> None:
-    """End what was started in the folder, then delete what was made there; without a stack, delete kept data.
+    """End the folder's stack and delete its files; without a stack, delete kept data.
 
     Raises:
-        Misuse: there is nothing to end or delete, or another `up` or `down` is at work.
+        Misuse: there is nothing to end or delete, or another `up` or `down` is running.
         InfrastructureFailed: a server does not end, or something cannot be deleted; the rest is done, and a second
             call continues.
     """
@@ -357,7 +357,7 @@ def _down_without_state(folder: Path, size: str, *, keeps_data: bool, on_notice:
         on_notice(f"ending {', '.join(map(words_of, servers))}, of a stack without its state.json")
         with uninterrupted():
             _end(servers, folder)
-        on_notice(f"what is left of its files is in {folder}; delete that folder if nobody needs them")
+        on_notice(f"its remaining files are in {folder}; delete that folder if nobody needs them")
         return
     if not (folder / DATA / DATA_MARK).is_file():
         raise Misuse(nothing_is_up(folder))
@@ -368,7 +368,7 @@ def _down_without_state(folder: Path, size: str, *, keeps_data: bool, on_notice:
         if read_state(folder) is not None:
             raise Misuse(f"a stack was started in {folder} in the meantime; call `down` again to end it")
         _delete_data(folder)
-        with suppress(OSError):  # It holds somebody else's.
+        with suppress(OSError):  # It has other files.
             folder.rmdir()
 
 
@@ -390,10 +390,10 @@ def _take_down(folder: Path, state: StackState, *, keeps_data: bool) -> None:
         _delete(folder / name)
     if not keeps_data:
         _delete_data(folder)
-    for path in (folder / STATE, *folder.glob(DRAFTS)):  # An `up` that is killed while it writes leaves drafts.
+    for path in (folder / STATE, *folder.glob(DRAFTS)):  # A killed `up` may leave drafts.
         path.unlink(missing_ok=True)
     for parent in dict.fromkeys((str(folder), *state.made_folders)):
-        with suppress(OSError):  # It holds data that is kept, or somebody else's.
+        with suppress(OSError):  # It has kept data, or other files.
             Path(parent).rmdir()
 
 
@@ -408,7 +408,7 @@ def _end(servers: Sequence[ServerProcess], folder: Path) -> None:
 def _delete_data(folder: Path) -> None:
     for name in _IN_DATA:
         _delete(folder / DATA / name)
-    with suppress(OSError):  # It is not there, or holds somebody else's.
+    with suppress(OSError):  # It is missing, or has other files.
         (folder / DATA).rmdir()
 
 
@@ -421,7 +421,7 @@ def _delete(path: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder for one `up` or `down`.
+    """Lock the folder for one `up` or `down`.
 
     Raises:
         Misuse: another has it.
@@ -436,7 +436,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def running(folder: Path, state: StackState) -> list[ServerProcess]:
-    """Return the servers of the folder's stack that run now."""
+    """Return the running servers of the folder's stack."""
     return [*filter(is_running, state.processes), *strays(folder, state.processes)]
 
 

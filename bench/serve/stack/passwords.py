@@ -1,6 +1,6 @@
 """Passwords of the stack's servers: random, in files that only their owner reads, never on a command line.
 
-They stand with the data, because Grafana stores its own there: both are kept or deleted together.
+They are stored with the data, because Grafana stores its own there: both are kept or deleted together.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from collectors.files import open_regular, replace_file
 USER = "observatory"
 """The user of Prometheus and Alertmanager; Grafana's is admin."""
 FOLDER = Path("data", "passwords")
-"""In the stack's folder; one file for each server."""
+"""Folder of the passwords in the stack's folder, with one file for each server."""
 _BYTES = 24
 _ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passwords:
-    """One for each server. They consist of letters, digits, "-" and "_", and need no quotes anywhere."""
+    """A password for each server. It consists of letters, digits, "-" and "_", and needs no quotes anywhere."""
 
     prometheus: str
     alertmanager: str
     grafana: str
 
 
-def kept_or_new(folder: Path) -> Passwords:
-    """Return the passwords that the stack's folder has, and new ones for servers without; nothing is written.
+def read_or_new(folder: Path) -> Passwords:
+    """Return the passwords in the stack's folder, and new ones for servers without a password. Writes nothing.
 
     Raises:
-        Misuse: an existing one belongs to another user, or others can change it.
+        Misuse: an existing password's file belongs to another user, or others can change it.
     """
 
     def of(server: str) -> str:
@@ -62,7 +62,7 @@ def read(folder: Path, server: str) -> str:
     """Return the password of a server.
 
     Raises:
-        Misuse: it is not there, belongs to another user, or others can change it.
+        Misuse: its file is missing or belongs to another user, or others can change it.
     """
     path = folder / FOLDER / server
     try:
@@ -95,5 +95,5 @@ def authorization(password: str) -> str:
 
 
 def hashed(password: str) -> str:
-    """Return bcrypt's hash of the password, as servers' web configurations have it."""
+    """Return the password's bcrypt hash, for a server's web configuration."""
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS)).decode()

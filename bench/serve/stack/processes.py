@@ -1,7 +1,7 @@
-"""Servers as processes of their own: started apart from the terminal, found again by number and start, ended.
+"""Starts servers as processes apart from the terminal, finds them again by process ID and start time, and ends them.
 
-A process is the one that was started only where its start, in ticks of this boot, is the same: numbers are given again.
-Not covered: other systems than Linux. Source: proc(5).
+Process IDs are reused, so a process is recognised only if its start, in ticks since this boot, is also the same.
+Not covered: systems other than Linux. Source: proc(5).
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from collectors.sockets import holder_of, uids_at
 
 LOGS = "logs"
 READY_S = 60.0
-"""How long a server may take until it answers."""
+"""How long a server may take to answer."""
 END_S = 20.0
 """How long a server may take to end after SIGTERM: Prometheus writes what it has in memory."""
 _KILLED_S = 5.0
 _LOOK_S = 0.1
 _LAST_LINES = 3
 _MARK = "OBSERVATORY_STACK_FOLDER"
-"""Variable of a server's environment that says which stack it is of, for the moment before it is written down."""
+"""Variable of a server's environment with its stack's folder, for the moment before the server is recorded."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 open_here = build_opener(ProxyHandler({})).open
-"""Opens a URL of this machine; a proxy of the environment is for others."""
+"""Opens a URL of this machine, without the environment's proxy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A server that is to be started on the loopback address. ready: the path that answers once it is ready."""
+    """A server to start on the loopback address. ready: the path that answers once the server is ready."""
 
     name: str
     port: int
@@ -56,7 +56,7 @@ class Server:
 
 
 class ServerProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that was started. boot: this machine's, and the start in its ticks, which together are unique."""
+    """A process that was started. boot: the ID of the machine's boot, which is unique together with start_ticks."""
 
     name: str
     pid: int
@@ -86,12 +86,12 @@ def start(server: Server, folder: Path) -> ServerProcess:
             )
     except OSError as error:
         raise InfrastructureFailed(f"{server.command[0]} cannot be run: {error.strerror}; install it again") from None
-    process.returncode = 0  # It is ended by its number: `Popen` would warn of a process that it leaves running.
+    process.returncode = 0  # `end` uses the process ID; `Popen` would warn of a running process.
     return _recorded(server.name, process.pid, url=f"http://{LOOPBACK}:{server.port}", log=str(log))
 
 
 def strays(folder: Path, known: Collection[ServerProcess]) -> list[ServerProcess]:
-    """Return the folder's servers that run and are not in its state file: their `up` was killed before."""
+    """Return the folder's running servers that are not in its state file, because their `up` was killed."""
     pids = {process.pid for process in known if is_running(process)}
     unknown = []
     for process in psutil.process_iter():
@@ -112,7 +112,7 @@ def is_running(process: ServerProcess) -> bool:
 
 
 def end(processes: Sequence[ServerProcess], *, patience_s: float = END_S) -> list[ServerProcess]:
-    """End the processes, by SIGTERM and after that time by SIGKILL; return those that do not end even then."""
+    """End the processes by SIGTERM, and after `patience_s` by SIGKILL; return those that survive."""
     survivors = [*filter(is_running, processes)]
     for number, limit_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _KILLED_S)):
         for process in survivors:
@@ -131,8 +131,8 @@ def wait_until_ready(server: Server, process: ServerProcess, *, limit_s: float =
     """Wait until the server answers.
 
     Raises:
-        InfrastructureFailed: it ended, or does not answer in time; the message has its last lines. Or another user's
-            program has its port.
+        InfrastructureFailed: it ended, or does not answer in time (the message has its last lines), or another user's
+        program has its port.
     """
     headers = {} if server.password is None else {"Authorization": authorization(server.password)}
     request = Request(f"{process.url}{server.ready}", headers=headers)
@@ -140,14 +140,14 @@ def wait_until_ready(server: Server, process: ServerProcess, *, limit_s: float =
     while time.monotonic() < until_s:
         if not is_running(process):
             raise InfrastructureFailed(f"{server.name} ended at its start: {last_lines(Path(process.log))}")
-        if uids_at(LOOPBACK, server.port) - {os.getuid()}:  # Faster than ours, since the port was free.
+        if uids_at(LOOPBACK, server.port) - {os.getuid()}:  # It was faster than ours: the port was free.
             raise InfrastructureFailed(
                 f"{server.name}: port {server.port} is taken by {holder_of(LOOPBACK, server.port)}"
             )
         try:
             with open_here(request, timeout=5):
                 return
-        except HTTPError as error:  # It listens, and is not ready.
+        except HTTPError as error:  # It listens, but is not ready.
             error.close()
         except (OSError, HTTPException):
             pass
@@ -168,7 +168,7 @@ def last_lines(log: Path) -> str:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM while the context is open, so that what is started is also recorded."""
+    """Delay SIGINT and SIGTERM while the context is open, so that every started server is also recorded."""
     signals: list[int] = []
     former = {
         number: signal.signal(number, lambda number, _: signals.append(number))
@@ -188,9 +188,9 @@ def _boot() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return when the process started, in ticks since the boot; None where there is none, or it has ended."""
+    """Return when the process started, in ticks since the boot; None if it does not exist or has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # Behind the name, which may be odd.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # After the name, which may be odd.
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])

@@ -1,4 +1,4 @@
-"""Settings of the stack: ports, intervals and retention, as `stack.toml` has them."""
+"""Settings of the stack, in the form of `stack.toml`: ports, intervals and retention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class PrometheusSettings(_Table, frozen=True):
-    """Where Prometheus listens, how often it asks, and how long it keeps what it got."""
+    """Where Prometheus listens, how often it scrapes, and how long it keeps samples."""
 
     port: Port = 9090
     scrape_seconds: Annotated[int, Meta(ge=1, le=MOST_SCRAPE_S, title=_SCRAPE)] = 15
@@ -71,10 +71,10 @@ def looks_back_days() -> int:
 
 
 def check(settings: StackSettings, file: str) -> None:
-    """Refuse settings that contradict each other, or the rules. file: their name, for messages.
+    """Refuse settings that contradict each other, or the rules. file: the file's name, for messages.
 
     Raises:
-        Misuse: two servers have one port, or samples go before the rules ask for them.
+        Misuse: two servers have the same port, or the retention is shorter than the rules look back.
     """
     owners: dict[int, str] = {}
     for name in ("prometheus", "alertmanager", "grafana", "agent", "demo"):

@@ -142,7 +142,7 @@ WRONG = {
     ),
     "a narrow inner level": (OWN.replace("gpus = 4\n", "gpus = 2\n"), 'none before "Ethernet" joins the 4 GPUs'),
     "a level of one": (OWN.replace("gpus = 4\n", "gpus = 1\n"), "levels[0].gpus is 1; it may be a whole number of at"),
-    "no peak": (UNKNOWN, 'gpu.name is "ACME 9", of which this program has no data sheet; add [peak_flops_per_second]'),
+    "no peak": (UNKNOWN, 'gpu.name is "ACME 9", for which this program has no data sheet; add [peak_flops_per_second]'),
     "an empty peak": (UNKNOWN + '[peak_flops_per_second]\nsource = "x"', "peak_flops_per_second has no rate; add fp32"),
     "a sparse peak": (
         OWN + '[peak_flops_per_second]\nsource = "x"\nbf16 = 624e12',

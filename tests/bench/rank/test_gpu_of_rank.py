@@ -208,5 +208,5 @@ def test_a_case_of_before_was_not_bound() -> None:
 
 
 def test_ranks_on_a_cpu_are_never_bound() -> None:
-    with pytest.raises(Misuse, match="bind is true on cpu, and only ranks on a GPU are bound"):
+    with pytest.raises(Misuse, match="bind is true on cpu, but only ranks on GPUs can be bound"):
         check(make_case(bind=True))

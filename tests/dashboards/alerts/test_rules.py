@@ -117,7 +117,7 @@ def test_every_threshold_is_one_of_a_rule() -> None:
         (
             "(gpu) series:observatory_gpu_state_info:newest",
             "(gpu) series:observatory_gpu_state_info:new",
-            "GpuWrong: series:observatory_gpu_state_info:new is recorded by no rule; did you mean"
+            "GpuWrong: no rule records series:observatory_gpu_state_info:new; did you mean"
             " series:observatory_gpu_state_info:newest?",
         ),
         (

@@ -84,7 +84,7 @@ def test_a_folder_of_our_title_that_others_made_is_refused_and_its_uid_named(
 ) -> None:
     grafana.folders["by-hand"] = {"uid": "by-hand", "title": "Parallel Observatory"}
     (reason,) = _refused(grafana, capsys)
-    assert reason == 'folder "Parallel Observatory" is somebody else\'s; --folder by-hand uses it nevertheless'
+    assert reason == 'folder "Parallel Observatory" is somebody else\'s; --folder by-hand uses it anyway'
 
 
 @pytest.mark.parametrize("named", ["by-hand", "Team A"])
@@ -107,7 +107,7 @@ def test_of_two_folders_of_a_title_none_is_guessed(grafana: FakeGrafana, capsys:
     for uid in ("one", "two"):
         grafana.folders[uid] = {"uid": uid, "title": "Team"}
     (reason,) = _refused(grafana, capsys, "--folder", "Team")
-    assert reason == 'folder "Team": there are 2 of that name; use --folder with one of one, two'
+    assert reason == 'folder "Team": there are 2 folders of that name; use --folder with one of one, two'
 
 
 def test_a_folder_that_the_token_may_not_save_in_is_told_before_anything_is_written(
@@ -196,8 +196,8 @@ def test_a_data_source_that_is_named_is_chosen_and_left_as_it_is(
 @pytest.mark.parametrize(
     ("uid", "told"),
     [
-        ("missing", 'data source "missing" is not there; name the UID of one that is'),
-        ("loki", 'data source "Logs" is of the type "loki"; name a Prometheus'),
+        ("missing", 'data source "missing" does not exist; name the UID of one that does'),
+        ("loki", 'data source "Logs" has the type "loki"; name a Prometheus'),
     ],
 )
 def test_a_data_source_that_is_none_or_no_prometheus_is_refused(
@@ -295,7 +295,7 @@ def test_a_dashboard_without_a_history_is_not_overwritten(
     pushed.save_older(UID, title="Whose?")
     pushed.versions[UID] = []
     (reason,) = _refused(pushed, capsys)
-    assert "has no history that tells who saved it; look at it there, then push with --force" in reason
+    assert "has no history that shows who saved it; look at it there, then push with --force" in reason
 
 
 @pytest.mark.parametrize("more", [(), ("--force",)])

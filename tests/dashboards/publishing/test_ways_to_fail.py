@@ -62,7 +62,7 @@ def test_a_person_who_saves_what_a_server_made_otherwise_is_noticed(
     assert _push(grafana) == 0
     grafana.save_by_hand(read_rendered()[0]["uid"], title="Mine")
     assert _push(grafana) == 2
-    assert f'dashboard "{TITLE}" has no history that tells who saved it' in capsys.readouterr().err
+    assert f'dashboard "{TITLE}" has no history that shows who saved it' in capsys.readouterr().err
 
 
 def test_a_provisioned_data_source_keeps_its_address(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +106,7 @@ def test_a_provisioned_data_source_keeps_its_address(grafana: FakeGrafana, capsy
         ),
         pytest.param(
             {"broken": (404, b"404 page not found")},
-            "status 404: 404 page not found; is this a Grafana, and has its address a path?",
+            "status 404: 404 page not found; is this a Grafana, and does its address need a path?",
             id="404",
         ),
         pytest.param(
@@ -126,8 +126,8 @@ def test_a_provisioned_data_source_keeps_its_address(grafana: FakeGrafana, capsy
         pytest.param(
             {"is_provisioned": True},
             f'dashboard "{TITLE}": POST {{url}}/api/dashboards/db: status 400: Cannot save provisioned dashboard; it is'
-            " of a file of that Grafana, which no push changes: put the rendered file there, or take it out of the"
-            " provisioning and push again, which continues from here",
+            " provisioned from a file of that Grafana, which no push changes: put the rendered file there, or take it"
+            " out of the provisioning and push again, which continues from here",
             id="provisioned",
         ),
     ],
@@ -162,5 +162,5 @@ def test_a_data_source_that_is_named_and_not_there_is_no_matter_of_others(
 ) -> None:
     assert _push(grafana, "--data-source", "nope") == 2
     said = capsys.readouterr().err
-    assert 'data source "nope" is not there; name the UID of one that is' in said
+    assert 'data source "nope" does not exist; name the UID of one that does' in said
     assert "others" not in said

@@ -116,7 +116,7 @@ def test_a_job_of_ours_gets_what_its_nodes_have(slurm: Slurm, short_path: Path) 
     code, _, messages = night.run("--nodes=2")
     assert code == FINE, messages
     assert _devices(short_path) == {"node2": "0,1", "node3": "0,1"}
-    assert messages.count("has 4 GPUs on node2 and 2 on node3: 2 of each node are used") == 1
+    assert messages.count("has 4 GPUs on node2 and 2 on node3: 2 per node are used") == 1
 
 
 def test_words_of_the_user_for_srun_come_first(slurm: Slurm, short_path: Path) -> None:

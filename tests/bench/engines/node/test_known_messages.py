@@ -106,7 +106,7 @@ def test_real_errors_of_the_network_memory_and_files_are_explained() -> None:
     printed = done.stdout.splitlines()
     meanings = [explain(line, None, {})[0].partition(":")[0] for line in printed]
     assert meanings == [
-        "another process listens on the port where ranks are to meet",
+        "another process listens on the port where ranks should meet",
         "gloo finds no address of the network interface",
         "the address does not belong to this node",
         "the host has no memory for a tensor",

@@ -279,7 +279,7 @@ def test_nodes_that_get_no_job_are_named_with_slurms_reason(slurm: Recorded) -> 
     slurm.write("scontrol", f"{node}\nNodeName=a1 CPUTot=8 RealMemory=1000 State=IDLE Partitions=gpu\n")
     found = _capacity("gpu")
     assert found.cores == 8
-    assert found.notes == ("1 node of the partition gpu without jobs now: a0 is IDLE+DRAIN (bad fan)",)
+    assert found.notes == ("1 node of the partition gpu cannot run jobs now: a0 is IDLE+DRAIN (bad fan)",)
 
 
 def test_a_slurm_that_fails_is_told_in_its_words(slurm: Recorded) -> None:

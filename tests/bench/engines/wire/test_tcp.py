@@ -14,7 +14,7 @@ import pytest
 
 from bench.engines.wire.frames import SignedWire, StreamEnded, meet, new_key
 from bench.engines.wire.tcp import (
-    MOST_TOLD,
+    MOST_LOGGED,
     MOST_UNKNOWN,
     AgentListener,
     Unreached,
@@ -106,7 +106,7 @@ def test_an_agent_is_met_though_silent_strangers_have_taken_all_places(listener:
 
 def test_refusals_of_many_strangers_take_a_bounded_number_of_lines(log: Log) -> None:
     with closing(AgentListener("127.0.0.1", KEY, log=log.put)) as listener:
-        for _ in range(MOST_TOLD + 5):
+        for _ in range(MOST_LOGGED + 5):
             stranger = socket.create_connection(("127.0.0.1", listener.port), timeout=WITHIN_S)
             with stranger, suppress(OSError):  # The listener may hang up at any step.
                 stranger.sendall(b"x" * 100)
@@ -116,7 +116,7 @@ def test_refusals_of_many_strangers_take_a_bounded_number_of_lines(log: Log) -> 
         with _agent(listener):
             _next(listener).stream.close()
     lines = [log.line() for _ in range(log.qsize())]
-    assert len(lines) == MOST_TOLD + 1
+    assert len(lines) == MOST_LOGGED + 1
     assert lines[-1] == "refused 5 more connections"
 
 

@@ -88,7 +88,7 @@ def test_a_machine_without_infiniband_says_so_where_a_variable_names_a_device(tm
     lines = done.stdout.splitlines()
     assert lines[0] == (
         "NCCL_IB_HCA: mlx5_0, but needed: a device for mlx5_0 (/sys/class/infiniband has none); NCCL uses only devices"
-        " of these names, and sends by TCP where it finds none; correct it, or give the container the network's devices"
+        " of these names, and sends by TCP if it finds none; correct it, or give the container the network's devices"
         " (docker run --device /dev/infiniband)"
     )
     assert lines[1].startswith("GLOO_SOCKET_IFNAME: eth7, but needed: a device for eth7 (/sys/class/net has none)")

@@ -25,7 +25,7 @@ def test_it_is_known_and_offered_nowhere() -> None:
     assert is_known("watched")
     assert "watched" not in {spec.name for spec in SPECS}
     with pytest.raises(
-        Misuse, match=r"programs of one's own, and is not run by name; `observatory watch --name NAME -- COMMAND`"
+        Misuse, match=r"user's own programs, and cannot be run by name; `observatory watch --name NAME -- COMMAND`"
     ):
         find_spec("watched")
 

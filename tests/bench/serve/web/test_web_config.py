@@ -139,7 +139,7 @@ def test_a_line_that_is_no_yaml_is_named_and_not_shown(tmp_path: Path) -> None:
     ],
 )
 def test_a_value_that_its_kind_does_not_allow_is_refused(tmp_path: Path, value: str) -> None:
-    with pytest.raises(Misuse, match=r"web\.yml: a value cannot be read, like .*; quote it$"):
+    with pytest.raises(Misuse, match=r"web\.yml: a value cannot be read, for example .*; quote it$"):
         _read(tmp_path, f"a: {value}")
 
 
