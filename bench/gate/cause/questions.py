@@ -1,4 +1,4 @@
-"""Which changes of a night are worth runs of both source trees, and keeping what these say."""
+"""Which changes of a night are worth paired runs of both source trees, and storing the results of such pairs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_RUNS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedFigure:
-    """A figure whose change is to be explained. suspected: the change. before: the nights before it. Logarithms."""
+    """A figure whose change needs an explanation. suspected: its change. before: earlier nights. All are logarithms."""
 
     key: SeriesKey
     suspected: float
@@ -38,8 +38,8 @@ class AskedFigure:
 class TreeQuestion:
     """A case whose figures have changed: is it the code or the environment?
 
-    probability: of the likeliest change. good_commit: of the last run before the change. commit: of tonight's run.
-    refusal: why no pair can tell; None if pairs can. is_same_tree: both nights ran the same commit.
+    probability: of the likeliest change. good_commit: commit of the last run before the change. commit: commit of
+    tonight's run. refusal: why pairs cannot answer; None if they can.
     """
 
     case: str
@@ -53,17 +53,17 @@ class TreeQuestion:
 
     @property
     def is_same_tree(self) -> bool:
-        """Whether the code has not changed, so that nothing need be measured."""
+        """Whether both nights ran the same commit, so that there is nothing to measure."""
         return self.refusal is None and self.good_commit == self.commit
 
 
 def tree_questions(
     history: History, suite: str, suite_run: str, settings: PairSettings = SETTINGS
 ) -> list[TreeQuestion]:
-    """Return a question for each case of the suite run with a likely change for the worse, the likeliest first.
+    """Return a question for each case of the suite run that has likely become worse, the likeliest change first.
 
-    A change that pairs were measured for on an earlier night is not asked about again. An efficiency is left out: it
-    changes with the case's own rate or with its baseline's, which are figures of their own.
+    A change gets no second question if an earlier night already measured pairs for it. Efficiencies are left out: they
+    change with the case's own rate or with its baseline's rate, which are figures of their own.
     """
     questions: dict[str, TreeQuestion] = {}
     for verdict, series in judge_without_keeping(history, suite, suite_run):
@@ -91,9 +91,9 @@ def tree_questions(
 
 
 def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) -> tuple[float, AskedFigure, int] | None:
-    """Return the probability of a change for the worse, its figure, and the earliest night that it may have begun.
+    """Return the probability of a change for the worse, its figure, and the earliest night on which it may have begun.
 
-    None where it is too improbable, or pairs were measured for it already.
+    None if it is too improbable, or if pairs have already been measured for it.
     """
     state = series.state
     if verdict.is_efficiency or verdict.outcome in ("late", "creep", "redefined", "accepted"):
@@ -101,7 +101,7 @@ def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) ->
     worse = 1 if GATED_BY_NAME[verdict.key.metric].better == "lower" else -1
     times = dict(state.nights)
     if verdict.outcome in BAD and verdict.change_ratio is not None and verdict.since_ns is not None:
-        # It is told to people, however likely the nights make it.
+        # People have been alerted to it, whatever its probability.
         probability, change = 1.0, math.log(verdict.change_ratio)
         numbers = {time_ns: number for number, time_ns in state.nights}
         low_ns = verdict.since_ns if verdict.since_low_ns is None else verdict.since_low_ns
@@ -123,7 +123,7 @@ def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) ->
 
 
 def _trees(history: History, verdict: Verdict, low_ns: int) -> tuple[str | None, str | None, str | None]:
-    """Return the commits of the last good run and of tonight's, or why there are none."""
+    """Return the commits of the last good run and of tonight's run, or why they are unknown."""
     key = verdict.key
     with history.transaction() as connection:
         good = connection.execute(
@@ -150,10 +150,10 @@ def _trees(history: History, verdict: Verdict, low_ns: int) -> tuple[str | None,
 
 
 def keep_attributions(history: History, suite: str, attributions: Mapping[SeriesKey, Attribution]) -> None:
-    """Keep what pairs say of these series, for the judgement of their night; nights before it are judged first.
+    """Store the attributions of these series for the verdicts of their night; earlier nights are judged first.
 
     Raises:
-        InfrastructureFailed: the store cannot be written, or other processes judge the suite again and again.
+        InfrastructureFailed: the store cannot be written, or other processes keep judging the same suite.
     """
     if not attributions:
         return
