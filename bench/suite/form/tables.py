@@ -1,4 +1,4 @@
-"""The tables of a suite file: what each key is for and what it may be, for its checks and its JSON Schema."""
+"""The tables of a suite file: purpose and allowed values of each key, for its checks and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from workloads.spec import LARGEST, Backend, ChosenPrecision, Device, Option, Sa
 
 SCHEMA_VERSION = 1
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$(?!\n)"
-"""Names of suites, cases, levers, blocks and tags: they become parts of files' names and of command lines."""
+"""Names of suites, cases, levers, blocks and tags: they become parts of file names and command lines."""
 NAMES = "a name of letters, digits, _ and -, at most 60 of them"
-"""What `NAME` allows, in words."""
+"""Description of the names that `NAME` allows."""
 
 
 def key(text: str) -> Meta:
-    """Return what a key is for."""
+    """Return a schema annotation with the purpose of a key."""
     return Meta(description=text)
 
 
 T = TypeVar("T")
 Several: TypeAlias = A[list[T], Meta(min_length=1)]
 Swept: TypeAlias = T | Several[T]
-"""A list in place of the value measures each value of the list."""
+"""A value, or a list of values that are all measured."""
 Name = A[str, Meta(pattern=NAME, title=NAMES)]
 Text = A[str, Meta(pattern=r"\S", title="a text that is not empty")]
 Word = A[str, Meta(min_length=1)]
-"""A text that may be swept: msgspec 0.22 corrupts memory at a text with a pattern that may also be a list."""
+"""A text that may be swept: msgspec 0.22 corrupts memory if a text with a pattern may also be a list."""
 Strategy: TypeAlias = Literal[tuple(spec.name for spec in SPECS)]  # type: ignore[valid-type]
 RunMetric: TypeAlias = Literal[tuple(metric.name for metric in METRICS if metric.scope == "run")]  # type: ignore[valid-type]
 CauseKind: TypeAlias = Literal[get_args(get_type_hints(FailureCause)["kind"])]  # type: ignore[valid-type]
@@ -53,7 +53,7 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def option_schemas() -> JsonSchema:
-    """Return the JSON Schema of a table of options, in which each allows what any of its strategies does."""
+    """Return the JSON Schema of a table of options, in which each allows the values of all its strategies."""
     takers: dict[str, list[tuple[str, Option]]] = {}
     for spec in SPECS:
         for option in spec.options:
