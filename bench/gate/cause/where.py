@@ -193,7 +193,7 @@ class TraceChange:
 def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
     """Return the difference of the newest windows in the folders of both runs, or why there is none.
 
-    good, bad: None where the folder is gone.
+    good, bad: None if the folder is gone.
     """
     from bench.results.timelines import newest_windows, read_files
     from collectors.traces.analyzers.diff import ItemChange, NothingToCompare, difference
