@@ -116,8 +116,8 @@ def _settled(known: KnownSeries) -> KnownSeries:
     if max(apart) > change / 2:
         raise Misuse(
             f"{what} has no level yet: its last {AGREEING_NIGHTS} nights differ by {100 * math.expm1(max(apart)):.2g} %"
-            f" from their median, which is {100 * math.expm1(change):.2g} % off the level before; accept it when"
-            f" {AGREEING_NIGHTS} nights agree, or leave it out with --metric"
+            f" from their median, which is {100 * math.expm1(change):.2g} % away from the previous level; accept it"
+            f" when {AGREEING_NIGHTS} nights agree, or leave it out with --metric"
         )
     before = [night for night in state.nights if night.number < alert.onset]
     regimes = [[night.log_value for night in nights] for nights in (before, own) if nights]

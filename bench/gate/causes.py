@@ -277,7 +277,7 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
         folder = _folder(summary, runs_folder)
         nodes = {} if folder is None else other_machines(folder)
         if len(summary.hosts) > 1 and not nodes:
-            missing.append(f"machines of {summary.run} but the first: its folder has no machine<k>.json")
+            missing.append(f"machines of {summary.run} except the first: its folder has no machine<k>.json")
         readings.append(replace(reading, nodes=nodes))
     changes = changes_between(readings[0], readings[1], past)
     tree = tree_words(readings[0], readings[1])

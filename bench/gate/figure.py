@@ -165,9 +165,9 @@ class Figure:
         if judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged):
             reason, is_new = f"an improvement is lost: {reason}", True
         if outcome == "confirmed" and opened is not None and self._has_worse_alert(judged):
-            reason = f"{reason}; on top of what is worse since {day_of(opened.since_ns)}"
+            reason = f"{reason}; in addition to the regression since {day_of(opened.since_ns)}"
         if outcome == "lasting":
-            reason = f"{reason}; it is open for {LASTING_NIGHTS} nights or more, and can be accepted if they agree"
+            reason = f"{reason}; it has been open for {LASTING_NIGHTS} nights or more; accept it if these agree"
         is_still_open = opened is not None and state.open is not None and opened.since_ns == state.open.since_ns
         if opened is not None and is_still_open and not self._has_worse_alert(judged):
             is_new = False  # A further page of the same ramp updates the open change.

@@ -111,7 +111,7 @@ def why_step_not_gated(summary: Summary) -> str | None:
     """Return why the gate judges no time of a run; None if it does."""
     if summary.watched is None or summary.watched.work != "uneven":
         return None
-    return f"{summary.watched.work_reason}; `with step(tokens=...)` in the program makes a rate of it that is judged"
+    return f"{summary.watched.work_reason}; use `with step(tokens=...)` in the program to judge its token rate"
 
 
 def gated_values(summary: Summary) -> Iterator[GatedValue]:

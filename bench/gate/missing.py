@@ -206,19 +206,19 @@ def _figures(
                     and since_ns <= figure.last_ns < run.started_ns
                 ):
                     is_zero = (figure.key.metric, figure.key.labels) in zeros
-                    why = "a trial of it is not positive and cannot be judged; " if is_zero else ""
+                    why = "one of its trials is not positive and cannot be judged; " if is_zero else ""
                     yield Missing(
                         kind="stopped",
                         suite=night.suite,
                         what=_figure_name(name, figure.key.metric, figure.key.labels),
-                        reason=f"{why}it was measured last on {day_of(figure.last_ns)}",
+                        reason=f"{why}it was last measured on {day_of(figure.last_ns)}",
                     )
             for metric, labels in sorted(zeros - {(figure.key.metric, figure.key.labels) for figure in same}):
                 yield Missing(
                     kind="not_positive",
                     suite=night.suite,
                     what=_figure_name(name, metric, labels),
-                    reason="a trial of it is 0 or less, which has no logarithm, so that it is not judged",
+                    reason="one of its trials is 0 or less, which has no logarithm, so it is not judged",
                 )
         others = [figure for figure in of_case if figure.key.series != series]
         if others and all(len(figure.state.nights) <= 1 for figure in same):

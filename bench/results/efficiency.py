@@ -218,8 +218,8 @@ def _not_covered(case: Case, baseline_case: Case) -> str | None:
         return f"{case.title} sends nothing in the cost model"
     if baseline_case.ranks != 1:
         return (
-            f"the baseline has {baseline_case.ranks} ranks, whose step holds communication, too; that of one rank"
-            " would do"
+            f"the baseline has {baseline_case.ranks} ranks, whose step includes communication; use a baseline with"
+            " 1 rank"
         )
     return None
 

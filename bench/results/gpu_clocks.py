@@ -82,8 +82,8 @@ class GpuBeats:
         elapsed_s = (last_ns - first_ns) / 1e9
         if elapsed_s < LEAST_ENERGY_S:
             return Absent(
-                reason=f"its node read the energy counter of its GPU over {elapsed_s:.1f} s of them, and"
-                f" {LEAST_ENERGY_S:g} s are needed; more --steps take longer"
+                reason=f"its node read the energy counter of its GPU over only {elapsed_s:.1f} s; at least"
+                f" {LEAST_ENERGY_S:g} s are needed, so use more --steps"
             )
         if any(now < before for (_, before), (_, now) in pairwise(counted)):
             return Absent(reason="the energy counter of its GPU was reset meanwhile")

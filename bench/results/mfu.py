@@ -209,7 +209,7 @@ def mfu(shape: Shape, ranks: int, step_s: float, peak: Peak | Absent) -> float |
     ratio = achieved / peak.flops_per_second
     if ratio > 1:
         return Absent(
-            reason=f"MFU would be {ratio:.2f}, which cannot be: {achieved / 1e12:.4g} TFLOP/s by palm in a step of"
+            reason=f"MFU would be {ratio:.2f}, which is impossible: {achieved / 1e12:.4g} TFLOP/s by palm in a step of"
             f" {step_s:.4g} s, of a peak of {peak.flops_per_second / 1e12:.4g} ({peak.device}, {peak.precision});"
             " check the step's time and the device"
         )

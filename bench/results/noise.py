@@ -81,7 +81,7 @@ def deviation_of(differences: Sequence[float]) -> float:
 def _night_deviation(nights: Sequence[Sequence[float]], trial: float) -> float | Absent:
     """Return the deviation of nights' levels from differences of neighbours, so that a change of level counts once."""
     if len(nights) < LEAST_NIGHTS:
-        return Absent(reason=f"{plural(len(nights), 'night')} in the history, of {LEAST_NIGHTS} that are needed")
+        return Absent(reason=f"{plural(len(nights), 'night')} in the history, but {LEAST_NIGHTS} are needed")
     steps = [fmean(second) - fmean(first) for first, second in pairwise(nights)]
     # The centres' variance without the part that comes from their trials.
     of_trials = fmean(trial**2 / len(values) for values in nights)

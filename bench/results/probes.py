@@ -61,8 +61,8 @@ def fit_links(case: Case, measured: Sequence[Estimate]) -> tuple[list[Estimate],
             continue
         if fitted.largest_error_ratio > POOR_FIT_RATIO:
             reasons.append(
-                f"the link by {collective} misses a size by {100 * fitted.largest_error_ratio:.0f} %: no one latency"
-                " and bandwidth holds at all sizes (another protocol, a cache), or times scatter"
+                f"the link by {collective} misses a size by {100 * fitted.largest_error_ratio:.0f} %: no single latency"
+                " and bandwidth fits all sizes (another protocol, a cache), or times scatter"
             )
         estimates.append(_fitted(metrics.RUN_LINK_LATENCY_SECONDS, collective, fitted.latency_s))
         estimates.append(_fitted(metrics.RUN_LINK_BANDWIDTH, collective, fitted.bandwidth_bytes_per_second))

@@ -220,7 +220,7 @@ def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | Absent
         return absent
     if others := {axis for axis, size in spec.mesh(case).items() if size > 1} - {AXIS, *DATA_AXES}:
         axes = " and ".join(sorted(others))
-        return Absent(reason=f"no cost model says what the axis {axes} leaves of a stage's tensors")
+        return Absent(reason=f"no cost model predicts how the axis {axes} divides a stage's tensors")
     return activations_by_stage(pipeline, microbatch(case, spec.data_ranks(case)), counts(case, pipeline.stages))
 
 

@@ -131,9 +131,7 @@ def step_account(run: MeasuredStep) -> StepAccount | str:
     if case.ranks == 1 or (traces and not any(trace.exposed_s for trace in traces)):
         waiting = [0.0] * trials  # A lone rank waits for nobody.
     if traces and not waiting:
-        absent["waiting"] = (
-            f"the traces of {title} cannot be joined, or not of each trial, so it is in exposed communication"
-        )
+        absent["waiting"] = f"the traces of {title} cannot be joined in every trial, so it is in exposed communication"
     bubbles_s = _bubbles_s(run, trials)
     if traces and not bubbles_s:
         absent["bubble"] = f"{title} has no times of its stages, so it is in waiting, communication and idle"

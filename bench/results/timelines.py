@@ -142,7 +142,7 @@ def _read_apart(path: Path, rank: int | None) -> Answer:
         except EOFError:
             reader.join()
             raise InfrastructureFailed(
-                f"{path}: the process that read it ended with code {reader.exitcode}; is there memory enough?"
+                f"{path}: the process that read it ended with code {reader.exitcode}; perhaps memory is short:"
                 " name fewer files at a time"
             ) from None
         reader.join()
@@ -182,12 +182,14 @@ def _load(path: Path, rank: int | None) -> Timeline:
     with open_to_read(path) as file:
         is_whole = zipfile.is_zipfile(file)  # Checked first: numpy leaves other files open.
     if not is_whole:
-        raise Misuse(f"{path} is not a timeline of ours, or only the first part of one")
+        raise Misuse(f"{path} is not a Timeline of this program, or is incomplete")
     try:
         timeline = load(path)
     except _BROKEN as error:
         is_told = str(error).startswith(str(path))  # For example for a newer schema.
-        raise Misuse(str(error) if is_told else f"{path} is not a timeline of ours, or a broken one: {error}") from None
+        raise Misuse(
+            str(error) if is_told else f"{path} is not a Timeline of this program, or is broken: {error}"
+        ) from None
     return timeline if rank is None else replace(timeline, rank=rank)
 
 

@@ -212,7 +212,7 @@ class Power:
     gpus: int
 
 
-_NO_GPU = Absent(reason="they are counted of GPUs, and no rank's log names one")
+_NO_GPU = Absent(reason="they are measured on GPUs, and no rank's log names one")
 
 
 # Checkpoints

@@ -316,7 +316,7 @@ def _options_to_try(args: CaseArgs, spec: StrategySpec, default: DefaultModel) -
 def default_lines(args: CaseArgs, case: Case, node: NodeResources) -> list[str]:
     """Return a line about the model that a case has because nobody chose one; nothing on the CPU.
 
-    Example: "no --shape given: 1b with checkpoint=full in bf16, by the 80 GiB of GPU 0".
+    Example: "no --shape given: 1b with checkpoint=full in bf16, because GPU 0 has 80 GiB".
     """
     if args.shape_name is not None or case.model is None or case.device == "cpu":
         return []

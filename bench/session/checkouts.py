@@ -104,13 +104,13 @@ def find_repository(
     """
     if named is not None:
         if not named.is_dir() or not _is_repository(named):
-            raise Misuse(f"--repository {named} is no git repository; name the folder of a clone of this program")
+            raise Misuse(f"--repository {named} is not a git repository; name the folder of a clone of this program")
         return named
     if (source / ".git").exists():
         return source
     recorded = recorded_by_pip()
     if recorded is None or not _is_repository(recorded):
-        was = "pip recorded no source folder" if recorded is None else f"{recorded}, which pip recorded, is none now"
+        was = "pip recorded no source folder" if recorded is None else f"{recorded}, which pip recorded, is not one now"
         raise Misuse(
             f"this program is installed without a git repository ({was}); name a clone of it with --repository"
         )
@@ -167,7 +167,9 @@ def archive_of(repository: Path, commit: str) -> bytes:
     has = git(repository, "ls-tree", "--name-only", commit).splitlines()
     packages = [name for name in PACKAGES if name in has]
     if "bench" not in packages:
-        raise InfrastructureFailed(f"commit {commit[:12]} of {repository} is no tree of this program: it has no bench/")
+        raise InfrastructureFailed(
+            f"commit {commit[:12]} of {repository} is not a tree of this program: it has no bench/"
+        )
     tar = io.BytesIO(_git_bytes(repository, "archive", "--format=tar", commit, "--", *packages))
     with tarfile.open(fileobj=tar, mode="a") as archive:
         record = json.dumps({"commit": commit, "is_dirty": False}).encode()

@@ -44,7 +44,7 @@ class DefaultModel:
 
     @property
     def words(self) -> str:
-        """The model as a line: "no --shape given: 1b with checkpoint=full in bf16, by the 80 GiB of GPU 0"."""
+        """The model as a line: "no --shape given: 1b with checkpoint=full in bf16, because GPU 0 has 80 GiB"."""
         options = f" with {', '.join(self.options)}" if self.options else ""
         return f"no --shape given: {self.shape_name}{options} in {self.precision}, {self.because}"
 
@@ -63,7 +63,7 @@ def default_model(device: Device, gpus: Sequence[Gpu]) -> DefaultModel:
         return DefaultModel(shape_name=SMALL, precision=GPU_PRECISION, because=because)
     least = min(known, key=lambda gpu: gpu.memory_bytes or 0)
     memory_bytes = least.memory_bytes or 0
-    because = f"by the {memory_bytes / 2**30:.0f} GiB of GPU {least.index}"
+    because = f"because GPU {least.index} has {memory_bytes / 2**30:.0f} GiB"
     if memory_bytes < LARGE_FROM_BYTES:
         shape_name = SMALL if memory_bytes >= SMALL_FROM_BYTES else ON_CPU
         return DefaultModel(shape_name=shape_name, precision=GPU_PRECISION, because=because)

@@ -35,12 +35,12 @@ def keep_watched(folder: Path, store_url: str | None) -> Summary:
             summary = replace(summary, notes=(*summary.notes, *kept))
             run_dir.save(summary)
     except OSError as error:
-        say(f"the ranks' files in {folder} keep all their steps: {in_words(error)}")
+        say(f"the ranks' files in {folder} were not compacted: {in_words(error)}")
     try:
         with History(store_url) as history:
             add_watched(summary, history)
     except InfrastructureFailed as error:
-        say(f"run {summary.run} is in its folder alone: {error}; `observatory show` takes it into the history later")
+        say(f"run {summary.run} is only in its folder: {error}; `observatory show` adds it to the history later")
     return summary
 
 

@@ -178,7 +178,7 @@ class _Config:
             if self.has(key):
                 raise self._other(key, self._values[key], "absent: mixtures of experts are not trained")
         if self.has("sliding_window"):
-            origin = "" if "sliding_window" in self._written else ", as it is not there"
+            origin = "" if "sliding_window" in self._written else " by default"
             window = f"{shown(self._values['sliding_window'])}{origin}"
             raise Misuse(
                 f"shape {self._path}: sliding_window is {window}, and attention here has no window; set it to null,"

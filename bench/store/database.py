@@ -82,7 +82,7 @@ def parse_url(text: str) -> URL:
         raise Misuse(f"store {shown(url)}: {url.get_backend_name()} is not supported; it may be sqlite or postgresql")
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise Misuse(
-            f"store {shown(url)} names no file and would keep nothing; use for example sqlite:////FOLDER/history.sqlite"
+            f"store {shown(url)} names no file and would store nothing; use for example sqlite:////FOLDER/history.sqlite"
         )
     return url
 

@@ -60,8 +60,7 @@ def ceiling_from(summary: Summary) -> Ceiling | Absent:
     products = [figure for figure in summary.estimates if figure.metric == RUN_MATMUL_FLOPS.name]
     if not products:
         return Absent(
-            reason=f"run {summary.run} measured no matrix product; `observatory show {summary.run}` says what became"
-            " of it"
+            reason=f"run {summary.run} measured no matrix product; `observatory show {summary.run}` shows why"
         )
     fastest = max(products, key=lambda product: product.median)
     m, n, k = (int(fastest.labels[name]) for name in RUN_MATMUL_FLOPS.labels)
@@ -137,7 +136,7 @@ def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
     if share.value > 1:
         shape = f"{ceiling.m} x {ceiling.n} x {ceiling.k}"
         return Absent(
-            reason=f"measured MFU would be {share.value:.2f}, which cannot be:"
+            reason=f"measured MFU would be {share.value:.2f}, which is impossible:"
             f" {flops.median / 1e12:.4g} TFLOP/s of a ceiling of {ceiling.flops_per_second.median / 1e12:.4g}"
             f" (run {ceiling.run}, {shape}); its products were too small, or its clock was lower:"
             f" `observatory run {MatmulSpec.name}` with its default sizes measures it again"

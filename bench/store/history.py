@@ -364,7 +364,7 @@ def _end_of_day(day: str, text: str) -> int:
         begin = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
         return (int(begin.timestamp()) + 86_400) * 10**9
     except (ValueError, OverflowError):
-        raise Misuse(f'{text}: "{day}" is no day; write NAME@YEAR-MONTH-DAY, for example llama@2026-11-20') from None
+        raise Misuse(f'{text}: "{day}" is not a day; write NAME@YEAR-MONTH-DAY, for example llama@2026-11-20') from None
 
 
 def _is_finite(*values: float | None) -> bool:

@@ -78,7 +78,7 @@ class Folder:
     @property
     def reason(self) -> str:
         """Why it is deleted, or why it stays."""
-        within = "it ended after --older-than" if self.is_young else "--keep-bytes has room for it"
+        within = "it is younger than --older-than" if self.is_young else "--keep-bytes has room for it"
         return self.goes or self.stays or within
 
 
@@ -214,12 +214,12 @@ def _decide(decision: _Decision, limits: Limits, now_ns: int, had_runs: Collecti
         for folder in (*decision.runs.values(), *decision.suites.values()):
             folder.is_young = folder.ended_ns is None or now_ns - folder.ended_ns <= age_s * 1e9
         old = [name for name, run in decision.runs.items() if not run.is_young]
-        decision.let_go(old, "it ended before --older-than")
+        decision.let_go(old, "it is older than --older-than")
     for name, suite in decision.suites.items():
         if name in had_runs or (limits.older_than_s is not None and not suite.is_young):
             decision.let_go_suite(name)
     if (most := limits.keep_bytes) is not None:
-        decision.let_go(decision.runs, "without it --keep-bytes holds", lambda: decision.left_bytes <= most)
+        decision.let_go(decision.runs, "--keep-bytes has no room for it", lambda: decision.left_bytes <= most)
 
 
 def _say_who_needs(decision: _Decision) -> None:

@@ -78,7 +78,7 @@ def check_same_machine(folder: Path, machine: Machine) -> None:
         Misuse: there are differences (the message lists them), or the folder has no run.
     """
     if changes := changes_since(folder, machine):
-        raise Misuse(f"run {run_dir.case_file(folder).run} cannot continue: it was begun with {changes}")
+        raise Misuse(f"run {run_dir.case_file(folder).run} cannot be continued: it began with {changes}")
 
 
 def changes_since(folder: Path, machine: Machine) -> str:

@@ -37,7 +37,7 @@ def curve_of(summaries: Sequence[Summary]) -> tuple[Point, ...]:
         next((figure for figure in summary.estimates if figure.metric == RUN_TOKENS_PER_SECOND.name), None)
         for summary in summaries
     ]
-    points = [Point(summary=summaries[0], throughput=first, efficiency=None, reason="the others are read against it")]
+    points = [Point(summary=summaries[0], throughput=first, efficiency=None, reason="it is the baseline of the others")]
     for summary, throughput in zip(summaries[1:], others, strict=True):
         if throughput is None or first is None:
             failed = summary if throughput is None else summaries[0]

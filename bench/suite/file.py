@@ -113,12 +113,12 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     entries = [entry for table in tables.values() for entry in table]
     cases = tuple(entry.case for entry in entries)
     if len(cases) > MOST_CASES:
-        raise Misuse(f"{path} has {len(cases):,} cases; it may have {MOST_CASES:,}: make it several suites")
+        raise Misuse(f"{path} has {len(cases):,} cases; it may have {MOST_CASES:,}: split it into several suites")
     levers = tuple(_lever(name, table, tables, path) for name, table in document.get("lever", {}).items())
     name = document.get("name", path.stem)
     if re.match(NAME, name) is None:
         raise Misuse(
-            f"{path}: the file's name cannot be its suite's, which is {NAMES}; add a line name = \"...\" to it"
+            f'{path}: the file\'s name is not a valid suite name, which is {NAMES}; add a line name = "..." to it'
         )
     is_nightly, hours = document.get("nightly", False), document.get("period_hours")
     declared = msgspec.to_builtins(cases)
@@ -347,10 +347,10 @@ def _with_baselines(
     baseline = table.get("baseline", name)
     is_own = _table_of(baseline) == name
     if "ranks" not in table:
-        raise Misuse(f"{place} has a {'baseline' if 'baseline' in table else 'scaling'} and no ranks; give it ranks")
+        raise Misuse(f"{place} has a {'baseline' if 'baseline' in table else 'scaling'} but no ranks; add ranks")
     if is_own and not isinstance(table["ranks"], list):
         raise Misuse(
-            f"{place} has one number of ranks and no baseline of fewer; give it a list of ranks, or a baseline"
+            f"{place} has one number of ranks and no baseline with fewer; give it a list of ranks, or a baseline"
         )
     moving = _moving_with_ranks(table)
     if scaling == "weak" and not is_own and "batch" in table and "batch" not in moving:
@@ -415,7 +415,7 @@ def _baseline_of(
     if len(baselines) != 1:
         names = [other.case.name for other in baselines]
         raise Misuse(
-            f"{place} baseline of {entry.case.name} is {name}, of which {' and '.join(names) or 'no case'} would do;"
+            f"{place} baseline of {entry.case.name} is {name}, which matches {' and '.join(names) or 'no case'};"
             " name one case, or give both tables the same lists"
         )
     return baselines[0]

@@ -243,7 +243,7 @@ class SuiteRunner(Listener):
                     before = run_dir.case_file(waiting.folder)
                     if before.case.nodes != waiting.planned.case.nodes:
                         raise Misuse(
-                            f"run {before.run} cannot go on: it was begun as {before.case.title}, and is"
+                            f"run {before.run} cannot be continued: it began as {before.case.title}, and is"
                             f" {waiting.planned.case.title} now"
                         )
                 except Misuse as error:

@@ -114,8 +114,8 @@ class TreePairs(Listener):
         repository = find_repository(self.repository)
         pairs, name = self.settings.pairs, planned.suite_case.name
         self.session.tell(
-            f"{name}: {plural(pairs, 'pair')} of commits {good[:7]} and {present[:7]} tell whether it is the code;"
-            " neither has a compiled scanner of traces"
+            f"{name}: {plural(pairs, 'pair')} of commits {good[:7]} and {present[:7]} show whether the code is the"
+            " cause; neither tree has a compiled trace scanner"
         )
         note = f"pair of trees for {name} of {self.suite_run}"
         order = self.order_of(planned)

@@ -144,7 +144,7 @@ def _trees(history: History, verdict: Verdict, low_ns: int) -> tuple[str | None,
         if machine is None or machine.commit is None:
             return None, None, f"{name}, {run}, has no commit"
         if machine.is_dirty:
-            return None, None, f"{name}, {run}, ran from a tree with changes that are in no commit"
+            return None, None, f"{name}, {run}, ran from a tree with uncommitted changes"
         commits.append(machine.commit)
     return commits[0], commits[1], None
 
@@ -173,4 +173,6 @@ def keep_attributions(history: History, suite: str, attributions: Mapping[Series
             return
         except Raced:
             continue
-    raise InfrastructureFailed(f"suite {suite} is being judged by other processes; the result of its pairs is not kept")
+    raise InfrastructureFailed(
+        f"suite {suite} is being judged by other processes; the result of its pairs is not stored"
+    )

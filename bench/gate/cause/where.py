@@ -71,7 +71,7 @@ def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange |
     good_run, bad_run = good[0], bad[0]
     if good_run.case.model is None or bad_run.case.model is None:
         is_watched = good_run.case.watched_name is not None
-        return "no cost model knows a program of one's own" if is_watched else "a probe has no steps"
+        return "no cost model covers a watched program" if is_watched else "a probe has no steps"
     theirs, ours = _pooled(good), _pooled(bad)
     loss = loss_of(MeasuredStep(case=bad_run.case, estimates=ours), MeasuredStep(case=good_run.case, estimates=theirs))
     if isinstance(loss, str):
@@ -207,7 +207,7 @@ def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
         except OSError as error:
             return f"the traces of the {which} run cannot be read: {error.strerror or error}"
         if not windows[-1]:
-            return f"the {which} run kept no trace; set trace_steps = 3 in the suite"
+            return f"the {which} run has no trace; set trace_steps = 3 in the suite"
     ranks = sorted(windows[0].keys() & windows[1].keys())
     if not ranks:
         return "no rank has a trace in both runs"

@@ -40,8 +40,7 @@ class KnownLevel:
     def reason(self) -> str:
         """What is known about the level, in words; `{night}` in them stands for `last`."""
         return (
-            f"the level is one of this series: it was on it on {self.nights} of {self.all_nights} nights before,"
-            " last on {night}"
+            f"the series has been on this level before, on {self.nights} of {self.all_nights} nights, last on {{night}}"
         )
 
 

@@ -51,7 +51,9 @@ def read_suite_document(path: Path, settings: Sequence[str] = ()) -> dict[str, A
     """
     document = read_document(path)
     if not document:
-        raise Misuse(f"{path} is empty; a suite has a line schema_version = 1 and a table for each case, as [case.ddp]")
+        raise Misuse(
+            f"{path} is empty; a suite has a line schema_version = 1 and a table for each case, for example [case.ddp]"
+        )
     keys = [_set_value(document, text, path) for text in settings]
     for key in keys:
         if keys.count(key) > 1:
@@ -74,7 +76,7 @@ def _set_value(document: dict[str, Any], text: str, path: Path) -> str:
     is_of_table = words[0] in _TABLES
     if not all(words) or len(words) > 5 or (not is_of_table and len(words) > 1) or (is_of_table and len(words) < 2):
         raise Misuse(
-            f"--set {key} names no key of a suite; it may be such as nightly, defaults.trials or"
+            f"--set {key} names no key of a suite; use for example nightly, defaults.trials or"
             " case.ddp.options.bucket_mb"
         )
     table: Any = document

@@ -112,7 +112,7 @@ def _groups(axes: Sequence[Axis], zipped: Sequence[Sequence[str]], place: str) -
         lengths = {len(axis.values) for axis in members}
         if len(lengths) > 1:
             each = " and ".join(f"{axis.name} has {len(axis.values)}" for axis in members)
-            raise Misuse(f"{place} zip joins lists of different lengths: {each} values; give them as many")
+            raise Misuse(f"{place} zip joins lists of different lengths: {each} values; give them equal lengths")
         group = [axis for axis in axes if axis in members]
         group_of |= {axis.key: group for axis in members}
     groups: list[list[Axis]] = []
@@ -139,7 +139,7 @@ def _without(
             raise Misuse(f"{where} is {shown(dict(values))}, which no combination of the lists has; leave it out")
         rest = [point for point in rest if not any(point is other for other in matching)]
     if not rest:
-        raise Misuse(f"{place} exclude leaves no case; leave one")
+        raise Misuse(f"{place} exclude removes every case; keep at least one")
     return rest
 
 
