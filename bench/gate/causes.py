@@ -108,10 +108,10 @@ def with_causes(
         of_open = blame
         if verdict.outcome in BAD:
             if blame is None or verdict.is_new or is_further:
-                what = (verdict.run, *_onset(verdict), verdict.key.metric in _OF_STEPS)
-                if what not in blames:
-                    blames[what] = _blame(history, verdict)
-                blame = blames[what]
+                key = (verdict.run, *_onset(verdict), verdict.key.metric in _OF_STEPS)
+                if key not in blames:
+                    blames[key] = _blame(history, verdict)
+                blame = blames[key]
             attribution, line = _attributed(verdict, state.attribution, blame.cause)
             verdict = msgspec.structs.replace(
                 verdict, good_run=blame.good_run, bad_run=blame.bad_run, cause=line, attribution=attribution
@@ -267,11 +267,11 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
             missing=(f"what changed: {why}",),
         )
     past = _readings(history, verdict.key, bad)
-    ours = {reading.run: reading for reading in past}
+    reading_of = {reading.run: reading for reading in past}
     missing = []
     readings = []
     for summary in (good, bad):
-        reading = ours.get(summary.run) or _reading(history, summary)
+        reading = reading_of.get(summary.run) or _reading(history, summary)
         if reading.machine is None:
             missing.append(f"the machine of {summary.run} cannot be read: only hosts and commit are compared")
         folder = _folder(summary, runs_folder)
@@ -341,11 +341,11 @@ def _with_further_runs(
     of_case = (RUNS.c.suite == key.suite, RUNS.c.suite_case == key.case, RUNS.c.series == key.series)
     member = bad.purpose.member
     earlier = select(RUNS.c.id).where(*_of_series(key), RUNS.c.started_ns < good.started_ns)
-    again = select(RUNS.c.id).where(
+    reruns = select(RUNS.c.id).where(
         *of_case, RUNS.c.outcome == "done", RUNS.c.is_rerun == 1, RUNS.c.suite_run == (member.id if member else None)
     )
     sides = []
-    for first, query in ((good, earlier), (bad, again)):
+    for first, query in ((good, earlier), (bad, reruns)):
         with history.transaction() as connection:
             newest = query.order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(GOOD_NIGHTS - 1)
             ids = list(connection.scalars(newest))

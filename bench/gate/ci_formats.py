@@ -48,8 +48,8 @@ def junit_xml(checks: Sequence[SuiteCheck]) -> str:
             errors=str(sum(kind == "error" for _, _, kind, _ in tests)),
             skipped=str(sum(kind == "skipped" for _, _, kind, _ in tests)),
         )
-        for of, name, kind, message in tests:
-            test = ElementTree.SubElement(suite, "testcase", classname=_xml(f"{check.suite}.{of}"), name=_xml(name))
+        for case, name, kind, message in tests:
+            test = ElementTree.SubElement(suite, "testcase", classname=_xml(f"{check.suite}.{case}"), name=_xml(name))
             if kind is not None:
                 ElementTree.SubElement(test, kind, message=_xml(message))
     ElementTree.indent(root)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from bench.gate.cause.definition import FindBefore, hold
+from bench.gate.cause.definition import FindBefore, compare_first_nights
 from bench.gate.cause.legs import is_of_the_baseline, legs_changed, middle_legs
 from bench.gate.detector.detector import JudgedNight, confirm_by_rerun, creep, judge, level
 from bench.gate.detector.look_back import begun_again, look_back
@@ -108,7 +108,7 @@ class Figure:
             judged = confirm_by_rerun(judged.state, tuple(reruns))
         if state.open is None and state.attribution is not None and state.attribution.is_code_on(self.suite_run):
             judged = page_by_pairs(judged, self._worse)
-        finding, detector = self._found(judged, state, nights)
+        finding, detector = self._finding(judged, state, nights)
         finding = self._with_legs(finding, legs, nights, state)
         finding = self._against_accepted(finding, detector, state, legs, nights)
         finding = self._within_margin(finding)
@@ -151,7 +151,7 @@ class Figure:
 
     # From the detector's verdict to the gate's
 
-    def _found(
+    def _finding(
         self, judged: JudgedNight, state: GateState, nights: Sequence[tuple[int, int]]
     ) -> tuple[_Finding, SeriesState]:
         """Return the result of this night and the nights before it, and the detector's state after it."""
@@ -292,21 +292,20 @@ class Figure:
         """
         first_ns = nights[0][1]
         before = None if self.accepted is not None else self.find_before(self.key, self.summary, first_ns)
-        held = None
+        comparison = None
         if before is not None and len(nights) >= before.nights:
-            held = hold(before.series.state.detector, judged.state)
-        if before is None or held is None:
+            comparison = compare_first_nights(before.series.state.detector, judged.state)
+        if before is None or comparison is None:
             return _Finding(outcome="insufficient_data", reason=judged.reason, opened=None, change={"since_ns": None})
-        fields = _sized(
-            held.log_change, held.log_change - held.change_half_width, held.log_change + held.change_half_width
-        )
+        log_change, half_width = comparison.log_change, comparison.change_half_width
+        fields = _sized(log_change, log_change - half_width, log_change + half_width)
         fields |= {"since_ns": first_ns, "definition": before.words}
-        is_change = held.p_value <= SETTINGS.alert_p and abs(held.log_change) >= SMALLEST_CHANGE
+        is_change = comparison.p_value <= SETTINGS.alert_p and abs(log_change) >= SMALLEST_CHANGE
         since = f"since the case definition changed ({before.words})"
-        if is_change and held.log_change * self._worse > 0:
+        if is_change and log_change * self._worse > 0:
             now = OpenChange(
-                log_level=held.log_level,
-                half_width=held.half_width,
+                log_level=comparison.log_level,
+                half_width=comparison.half_width,
                 since_ns=first_ns,
                 since_low_ns=None,
                 since_high_ns=None,
@@ -314,7 +313,7 @@ class Figure:
                 reason=since,
                 definition=before.words,
                 against=before.series.key.series,
-                own_half_width=held.own_half_width,
+                own_half_width=comparison.own_half_width,
             )
             runs = {"good_run": before.series.last_run, "bad_run": self.summary.run}
             return _Finding(

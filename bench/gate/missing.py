@@ -150,16 +150,16 @@ def runs_by_case(history: History, night: SuiteRecord) -> dict[str, Summary]:
 
 def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[str]) -> Iterator[Missing]:
     """Yield the cases that failed, and those that earlier nights have but this night lacks."""
-    named = [name for name, run in runs.items() if run.outcome in FAILED and night.has_failed(name)]
+    failed_names = [name for name, run in runs.items() if run.outcome in FAILED and night.has_failed(name)]
     # A fire drill that should have failed but ran to its end has failed, although its run is done.
-    named += [name for name in night.failed or () if name not in named and name in runs]
-    for name in named:
+    failed_names += [name for name in night.failed or () if name not in failed_names and name in runs]
+    for name in failed_names:
         yield Missing(kind="failed", suite=night.suite, what=name, reason=_why_failed(night, runs[name]))
-    counted = sum(night.cases.get(outcome, 0) for outcome in FAILED)
-    if counted > len(named):
-        unknown = [name for name in night.failed or () if name not in named]
+    failed_count = sum(night.cases.get(outcome, 0) for outcome in FAILED)
+    if failed_count > len(failed_names):
+        unknown = [name for name in night.failed or () if name not in failed_names]
         names = f" ({', '.join(unknown)})" if unknown else ""
-        reason = f"{plural(counted - len(named), 'more case')} failed without a run in the history{names}"
+        reason = f"{plural(failed_count - len(failed_names), 'more case')} failed without a run in the history{names}"
         yield Missing(kind="failed", suite=night.suite, what=night.suite, reason=reason)
     if skipped := night.cases.get("skipped", 0):
         reason = f"{plural(skipped, 'case')} cannot run there; `observatory suite show {night.id}` shows why"

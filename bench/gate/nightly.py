@@ -186,14 +186,14 @@ def judge_night(
                     metric=value.metric.name,
                     labels=labels_of(value.labels),
                 )
-                again = _again(reruns, summary, value)
-                figure = Figure(key, value, summary, night.suite_run, again, find_before, accepted.get(key))
+                rerun_values = _rerun_values(reruns, summary, value)
+                figure = Figure(key, value, summary, night.suite_run, rerun_values, find_before, accepted.get(key))
                 verdict, series_after = figure.judge(known.get(key))
                 verdicts.append(verdict)
                 after[key] = known[key] = series_after
-    held = _held_back(verdicts)
+    chance_alerts = _chance_alerts(verdicts)
     for place, verdict in enumerate(verdicts):
-        if (verdict.key, verdict.run) in held:
+        if (verdict.key, verdict.run) in chance_alerts:
             verdicts[place] = msgspec.structs.replace(
                 verdict,
                 outcome="suspicion",
@@ -203,7 +203,7 @@ def judge_night(
     return verdicts, after
 
 
-def _again(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> list[GatedValue]:
+def _rerun_values(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> list[GatedValue]:
     """Return the same figure from reruns of the same series."""
     return [
         again
@@ -214,7 +214,7 @@ def _again(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> li
     ]
 
 
-def _held_back(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
+def _chance_alerts(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
     """Return this night's new alerts that do not count as discoveries among all its series.
 
     A further change of a figure that is already worse is not included: the figure would be worse without it.

@@ -288,10 +288,10 @@ def changed_words(changes: Sequence[Change]) -> str:
     """Return changes on one line, each with its frequency: `driver 550.54 -> 560.28 (on 1 of 18 nights)`."""
     words = []
     for change in changes:
-        often = "" if change.carried_by is None else f", with the {change.carried_by}"
+        frequency = "" if change.carried_by is None else f", with the {change.carried_by}"
         if change.changed_on is not None:
-            often = f" (on {change.changed_on} of {change.nights} nights{often})"
-        words.append(f"{likely_words(change)}{often}")
+            frequency = f" (on {change.changed_on} of {change.nights} nights{frequency})"
+        words.append(f"{likely_words(change)}{frequency}")
     return ", ".join(words)
 
 
@@ -394,5 +394,5 @@ def _verdict(verdict: Verdict, power: Visible | None) -> dict[str, Any]:
             "target_ratio": power.target,
             "asked_nights": power.nights,
         }
-    named = {"labels": verdict.labels, "is_bad": is_bad}
-    return {**key, **named, **fields, "outcome": verdict.shown, "can_show": can_show}
+    more = {"labels": verdict.labels, "is_bad": is_bad}
+    return {**key, **more, **fields, "outcome": verdict.shown, "can_show": can_show}

@@ -160,27 +160,28 @@ def change(
         value = math.exp(median(pairs)) if scale == "ratio" else median(pairs)
     else:
         value = b.median / a.median if scale == "ratio" else b.median - a.median
-    begun = FigureChange(
+    measured = FigureChange(
         metric=metric, a=a, b=b, scale=scale, value=value, trials=(len(below), len(above)), is_paired=is_paired
     )
-    if min(begun.trials) < 2:
-        side = " and ".join(name for name, count in zip("AB", begun.trials, strict=True) if count < 2)
-        return replace(begun, reason=f"{side} {'have' if ' ' in side else 'has'} one trial, which has no interval")
+    if min(measured.trials) < 2:
+        side = " and ".join(name for name, count in zip("AB", measured.trials, strict=True) if count < 2)
+        return replace(measured, reason=f"{side} {'have' if ' ' in side else 'has'} one trial, which has no interval")
     noisy = [pairs] if is_paired else [lines_a, lines_b]
     if all(min(values) == max(values) for values in noisy):
-        return replace(begun, is_exact=True, reason="all trials are equal to the last digit")
+        return replace(measured, is_exact=True, reason="all trials are equal to the last digit")
     slower: Slower = 0 if scale == "difference" else 1 if metric.better == "lower" else -1
     if is_paired:
-        return _tested(begun, in_pairs(lines_a, lines_b, slower=slower))
+        return _tested(measured, in_pairs(lines_a, lines_b, slower=slower))
     known_a, known_b = (
         known_noise(_on_line(run, scale) for run in runs if scale == "difference" or min(run, default=0) > 0)
         for runs in earlier
     )
     is_short = any(
-        trials < LEAST_APART and known is None for trials, known in zip(begun.trials, (known_a, known_b), strict=True)
+        trials < LEAST_APART and known is None
+        for trials, known in zip(measured.trials, (known_a, known_b), strict=True)
     )
     difference = in_groups(lines_a, lines_b, slower=slower, known=(known_a, known_b))
-    return replace(_tested(begun, difference), is_short=is_short, reason=_SHORT if is_short else None)
+    return replace(_tested(measured, difference), is_short=is_short, reason=_SHORT if is_short else None)
 
 
 _SHORT = (
@@ -193,15 +194,15 @@ def _on_line(values: Sequence[float], scale: Scale) -> list[float]:
     return [math.log(value) for value in values] if scale == "ratio" else list(values)
 
 
-def _tested(begun: FigureChange, difference: Difference) -> FigureChange:
+def _tested(measured: FigureChange, difference: Difference) -> FigureChange:
     """Add the interval and the test, on the scale of the change."""
     low, high = difference.low, difference.high
-    if begun.scale == "ratio":
+    if measured.scale == "ratio":
         low, high = math.exp(low), math.exp(high)
     return replace(
-        begun,
-        low=min(low, begun.value),
-        high=max(high, begun.value),
+        measured,
+        low=min(low, measured.value),
+        high=max(high, measured.value),
         p_value=difference.p_value,
         error=difference.error,
         freedom=difference.freedom,

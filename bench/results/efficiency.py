@@ -132,7 +132,7 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
             remedy += f': set option weights={weights} in both (in a suite: options = {{ weights = "{weights}" }})'
         raise Misuse(f"{name} is another workload: {'; '.join(differences)}; {remedy}")
     batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
-    trained, baseline_trained = (either.spec().training_ranks(either) for either in (case, baseline_case))
+    trained, baseline_trained = (side.spec().training_ranks(side) for side in (case, baseline_case))
     if batch * baseline_trained == baseline_batch * trained:
         return "weak"
     if batch == baseline_batch:

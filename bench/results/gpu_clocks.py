@@ -71,21 +71,21 @@ class GpuBeats:
         """Return the power of a GPU between two Unix times, by its energy counter; absent for a MIG instance."""
         if gpu_uuid in self._instances:
             return Absent(reason="NVML counts the energy of a whole GPU, and the rank computes on a MIG instance of it")
-        counted: list[tuple[int, float]] = []
+        readings: list[tuple[int, float]] = []
         for beat in self._within(gpu_uuid, begun_ns, ended_ns):
             # A beat with the same counter as the beat before did not read it again.
-            if beat.energy_joules is not None and (not counted or beat.energy_joules != counted[-1][1]):
-                counted.append((beat.time_ns, beat.energy_joules))
-        if not counted:
+            if beat.energy_joules is not None and (not readings or beat.energy_joules != readings[-1][1]):
+                readings.append((beat.time_ns, beat.energy_joules))
+        if not readings:
             return Absent(reason="its node's log has no reading of its GPU's energy counter")
-        (first_ns, first_joules), (last_ns, last_joules) = counted[0], counted[-1]
+        (first_ns, first_joules), (last_ns, last_joules) = readings[0], readings[-1]
         elapsed_s = (last_ns - first_ns) / 1e9
         if elapsed_s < LEAST_ENERGY_S:
             return Absent(
                 reason=f"its node read the energy counter of its GPU over only {elapsed_s:.1f} s; at least"
                 f" {LEAST_ENERGY_S:g} s are needed, so use more --steps"
             )
-        if any(now < before for (_, before), (_, now) in pairwise(counted)):
+        if any(now < before for (_, before), (_, now) in pairwise(readings)):
             return Absent(reason="the energy counter of its GPU was reset meanwhile")
         return (last_joules - first_joules) / elapsed_s
 

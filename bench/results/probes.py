@@ -292,9 +292,9 @@ def _choices(logs: ProbeLogs) -> Iterable[Estimate]:
     """Yield NCCL's choices for the measured collectives and sizes."""
     measured = {(collective, size) for collective, _, size in logs.trials[0].values[metrics.COLLECTIVE_SECONDS.name]}
     for labels in logs.choices:
-        named = dict(zip(metrics.COLLECTIVE_CHOICE.labels, labels, strict=True))
-        if (named["collective"], named["size"]) in measured:  # NCCL also logs barriers, as all_reduces of 4 bytes.
-            yield estimate(metrics.RUN_COLLECTIVE_CHOICE, [1], **named)
+        choice = dict(zip(metrics.COLLECTIVE_CHOICE.labels, labels, strict=True))
+        if (choice["collective"], choice["size"]) in measured:  # NCCL also logs barriers, as all_reduces of 4 bytes.
+            yield estimate(metrics.RUN_COLLECTIVE_CHOICE, [1], **choice)
 
 
 def _why_no_choice(case: Case, logs: ProbeLogs) -> list[str]:
@@ -323,23 +323,23 @@ _RATES = (
 
 
 def _counts(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    for counted, shown in _COUNTS:
-        for labels, values in _values(trials, counted):
+    for rank_metric, run_metric in _COUNTS:
+        for labels, values in _values(trials, rank_metric):
             if min(values) > 0:
-                yield estimate(shown, values, account="counted", **labels)
+                yield estimate(run_metric, values, account="counted", **labels)
 
 
 def _rates(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
     """Yield the rates of products, copies and pairs, and their GPU's clock and power at that time."""
-    for measured, shown in _RATES:
-        for labels, times_s in _values(trials, measured):
+    for rank_metric, run_metric in _RATES:
+        for labels, times_s in _values(trials, rank_metric):
             if "kind" in labels:
                 amount = moved_bytes(labels["kind"], int(labels["size"]))
             elif "pair" in labels:
                 amount = int(labels["size"])
             else:
                 amount = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
-            yield per_second(shown, amount, times_s, **labels)
+            yield per_second(run_metric, amount, times_s, **labels)
     for place in trials[0].values[metrics.MATMUL_SECONDS.name]:
         labels = dict(zip(metrics.MATMUL_SECONDS.labels, place, strict=True))
         beats = [trial.gpu_readings[place] for trial in trials if place in trial.gpu_readings]

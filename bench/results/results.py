@@ -195,8 +195,8 @@ def results_of(
         notes += absent
     estimates.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
     powers = [trial.power for trial in trials]
-    if whys := [power.reason for power in powers if isinstance(power, Absent)]:
-        notes.append(f"power and energy are absent: {whys[0]}")
+    if reasons := [power.reason for power in powers if isinstance(power, Absent)]:
+        notes.append(f"power and energy are absent: {reasons[0]}")
     else:
         estimates += _energy(shape.tokens, times_s, [power for power in powers if isinstance(power, Power)])
     if any(trial.traced is None for trial in trials):
@@ -267,13 +267,13 @@ def _traced(trials: Sequence[Trial]) -> Iterator[Estimate]:
 
 def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
     """Yield the attention pairs of the ranks with the fewest and the most: counted, and predicted from the layout."""
-    counted = [
+    pairs_of_trials = [
         trial.traced.attention_pairs for trial in trials if trial.traced is not None and trial.traced.attention_pairs
     ]
     predicted = case.spec().attention_pairs(case)
     for place, extreme in enumerate(("least", "most")):
-        if len(counted) == len(trials):
-            values = [pairs[place] for pairs in counted]
+        if len(pairs_of_trials) == len(trials):
+            values = [pairs[place] for pairs in pairs_of_trials]
             yield estimate(results.RUN_ATTENTION_PAIRS, values, extreme=extreme, account="counted")
         if predicted:
             pairs = (min(predicted), max(predicted))[place]

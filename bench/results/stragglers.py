@@ -160,12 +160,12 @@ def merge_trials(notes_by_trial: Mapping[int, Sequence[str]]) -> Iterator[str]:
         {0: ["2 of 40 events"], 1: ["7 of 40 events"]}  ->  "trial 1, the worst of 2: 7 of 40 events"
     """
     # Keyed by the note without its numbers: its forms in each trial.
-    alike: dict[str, dict[int, tuple[str, ...]]] = defaultdict(dict)
+    forms_of: dict[str, dict[int, tuple[str, ...]]] = defaultdict(dict)
     for trial, notes in notes_by_trial.items():
         for note in dict.fromkeys(notes):
-            of_trial = alike[_NUMBER.sub("0", note)]
+            of_trial = forms_of[_NUMBER.sub("0", note)]
             of_trial[trial] = (*of_trial.get(trial, ()), note)
-    for of_trial in alike.values():
+    for of_trial in forms_of.values():
         worst = max(
             of_trial,
             key=lambda trial: [[float(number) for number in _NUMBER.findall(note)] for note in of_trial[trial]],
@@ -240,10 +240,10 @@ def _estimates(joined: Mapping[int, JoinedTrial], notes: list[str]) -> Iterator[
     }
     lacking: dict[str, list[str]] = {}
     for name, labels in dict.fromkeys(key for of_trial in by_trial.values() for key in of_trial):
-        without = [str(trial) for trial, of_trial in by_trial.items() if (name, labels) not in of_trial]
-        if without:
+        lacking_trials = [str(trial) for trial, of_trial in by_trial.items() if (name, labels) not in of_trial]
+        if lacking_trials:
             of = f" of {' '.join(' '.join(label) for label in labels)}" if labels else ""
-            lacking.setdefault(name, []).append(f"that{of} of trial {' and '.join(without)}")
+            lacking.setdefault(name, []).append(f"that{of} of trial {' and '.join(lacking_trials)}")
         else:
             yield _estimate(_METRICS[name], [of_trial[name, labels] for of_trial in by_trial.values()], dict(labels))
     notes.extend(

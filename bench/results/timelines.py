@@ -186,9 +186,9 @@ def _load(path: Path, rank: int | None) -> Timeline:
     try:
         timeline = load(path)
     except _BROKEN as error:
-        is_told = str(error).startswith(str(path))  # For example for a newer schema.
+        names_file = str(error).startswith(str(path))  # For example for a newer schema.
         raise Misuse(
-            str(error) if is_told else f"{path} is not a Timeline of this program, or is broken: {error}"
+            str(error) if names_file else f"{path} is not a Timeline of this program, or is broken: {error}"
         ) from None
     return timeline if rank is None else replace(timeline, rank=rank)
 

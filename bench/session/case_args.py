@@ -297,9 +297,9 @@ def _checked(case: Case, args: CaseArgs, default: DefaultModel, *, is_here: bool
         layers.append(default.divisible_layers)
     for count in layers:
         for texts in _options_to_try(args, spec, default):
-            tried = replace(case, model=replace(case.shape, layers=count), options=parse_options(spec, texts))
+            candidate = replace(case, model=replace(case.shape, layers=count), options=parse_options(spec, texts))
             with contextlib.suppress(Misuse):
-                return check(settle(tried), is_here=is_here)
+                return check(settle(candidate), is_here=is_here)
     return check(settle(case), is_here=is_here)
 
 
@@ -321,9 +321,9 @@ def default_lines(args: CaseArgs, case: Case, node: NodeResources) -> list[str]:
     if args.shape_name is not None or case.model is None or case.device == "cpu":
         return []
     default = default_model(case.device, node.gpus.gpus)
-    given = {text.partition("=")[0] for text in args.options}
+    chosen = {text.partition("=")[0] for text in args.options}
     pairs = (text.partition("=") for text in (*default.options, *default.fallbacks))
-    added = [f"{name}={value}" for name, _, value in pairs if name not in given and case.options.get(name) == value]
+    added = [f"{name}={value}" for name, _, value in pairs if name not in chosen and case.options.get(name) == value]
     if args.dimensions.get("layers") is None and case.shape.layers == default.divisible_layers:
         added.insert(0, f"{case.shape.layers} layers")
     return [replace(default, precision=case.precision, options=tuple(added)).words]

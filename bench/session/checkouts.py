@@ -252,9 +252,9 @@ def check_checkout(checkout: Checkout, case: Case) -> CheckedTree:
     if Path(facts.folder).resolve().parent != checkout.folder.resolve():
         raise Misuse(f"{checkout.title}: Python imports bench from {facts.folder} instead of {checkout.folder}")
     if facts.protocol not in SPOKEN:
-        spoken = " and ".join(map(str, sorted(SPOKEN)))
+        protocols = " and ".join(map(str, sorted(SPOKEN)))
         raise Misuse(
-            f"{checkout.title} speaks protocol {facts.protocol} between runner and agent, this program {spoken};"
+            f"{checkout.title} speaks protocol {facts.protocol} between runner and agent, this program {protocols};"
             " measure from a tree between the two, or compare two runs of the history"
         )
     if facts.version is None:

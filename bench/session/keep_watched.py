@@ -31,8 +31,8 @@ def keep_watched(folder: Path, store_url: str | None) -> Summary:
     summary = run_dir.summarise(folder.absolute(), "interrupted", UNKNOWN_END)
     run_dir.save(summary)
     try:  # Only now: the summary needs each step.
-        if kept := compact(folder):
-            summary = replace(summary, notes=(*summary.notes, *kept))
+        if notes := compact(folder):
+            summary = replace(summary, notes=(*summary.notes, *notes))
             run_dir.save(summary)
     except OSError as error:
         say(f"the ranks' files in {folder} were not compacted: {in_words(error)}")

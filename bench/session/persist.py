@@ -154,8 +154,8 @@ def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ..
             is_beside=True,
         )
         return (efficiency,), ()
-    is_told = summary.run != first.run and summary.case.model is not None and summary.trials_done
-    return (), (f"strong scaling efficiency is absent: {point.reason}",) if is_told else ()
+    has_note = summary.run != first.run and summary.case.model is not None and summary.trials_done
+    return (), (f"strong scaling efficiency is absent: {point.reason}",) if has_note else ()
 
 
 def _against_named(summary: Summary, baseline: NamedBaseline) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:

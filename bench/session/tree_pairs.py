@@ -48,15 +48,15 @@ def measure_pair(
     """
     case = replace(order.case, trials=pairs)
     with ExitStack() as stack:
-        checked = [
+        checked_trees = [
             check_checkout(stack.enter_context(check_out(require_commit(repository, commit), repository)), case)
             for commit in commits
         ]
-        places = stack.enter_context(session.open_trees([each.tree for each in checked]))
+        places = stack.enter_context(session.open_trees([tree_and_case.tree for tree_and_case in checked_trees]))
         orders = [
             replace(
                 order,
-                case=each.case,
+                case=tree_and_case.case,
                 title=f"{order.title or case.title}, commit {commit[:7]}",
                 place=place,
                 settings=replace(
@@ -65,7 +65,7 @@ def measure_pair(
                     purpose=Purpose(note=f"{note}: commit {commit[:12]}"[:LONGEST_NOTE]),
                 ),
             )
-            for each, place, commit in zip(checked, places, commits, strict=True)
+            for tree_and_case, place, commit in zip(checked_trees, places, commits, strict=True)
         ]
         with session.measure(orders, listener, is_counterbalanced=True) as measured:
             session.keep(measured)

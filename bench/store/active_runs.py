@@ -177,8 +177,8 @@ def unreported_folders(runs: Path) -> Iterator[Path]:
     if not runs.is_dir():
         return
     for folder in sorted(runs.iterdir()):
-        is_one = not folder.is_symlink() and not folder.name.startswith(PRUNED) and is_ours(folder)
-        if is_one and (folder / "watch.json").is_file() and not has_case(folder):
+        is_candidate = not folder.is_symlink() and not folder.name.startswith(PRUNED) and is_ours(folder)
+        if is_candidate and (folder / "watch.json").is_file() and not has_case(folder):
             yield folder
 
 

@@ -89,8 +89,8 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
 
 def comparable_ceilings(history: Runs, case: Case, hardware: str) -> list[Ceiling]:
     """Return the ceiling of each `matmul` run that `find_ceiling` chooses from, newest first."""
-    alike = (ceiling_from(summary) for summary in runs_alike(history, MatmulSpec(), case, hardware))
-    return [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
+    ceilings = (ceiling_from(summary) for summary in runs_alike(history, MatmulSpec(), case, hardware))
+    return [ceiling for ceiling in ceilings if isinstance(ceiling, Ceiling)]
 
 
 def runs_alike(history: Runs, probe: ProbeSpec, case: Case, hardware: str) -> list[Summary]:
@@ -99,13 +99,13 @@ def runs_alike(history: Runs, probe: ProbeSpec, case: Case, hardware: str) -> li
     Raises:
         InfrastructureFailed: the history cannot be read.
     """
-    wanted = _conditions(case, probe.version_on(case.device))
+    conditions = _conditions(case, probe.version_on(case.device))
     return [
         summary
         for summary in history.runs(RUNS_SEARCHED, strategy=probe.name)
         if summary.outcome == "done"
         and summary.hardware == hardware
-        and _conditions(summary.case, summary.case.version) == wanted
+        and _conditions(summary.case, summary.case.version) == conditions
     ]
 
 

@@ -166,8 +166,8 @@ class History:
 
         skipped: number of newest runs to leave out.
         """
-        wanted = {RUNS.c.strategy: strategy, RUNS.c.suite: suite, RUNS.c.suite_run: suite_run}
-        query = _NEWEST.where(*(column == value for column, value in wanted.items() if value is not None))
+        filters = {RUNS.c.strategy: strategy, RUNS.c.suite: suite, RUNS.c.suite_run: suite_run}
+        query = _NEWEST.where(*(column == value for column, value in filters.items() if value is not None))
         return self._summaries(query.limit(limit).offset(skipped))
 
     def save_suite(self, record: SuiteRecord) -> None:
@@ -231,9 +231,11 @@ class History:
         """
         name, at, day = text.rpartition("@")
         name = name if at else text
-        before = RUNS.c.strategy == WATCHED
+        is_watched = RUNS.c.strategy == WATCHED
         is_named = RUNS.c.summary_json.like(f'%"name":{_quoted(name)}%', escape="\\")
-        of_name = [each for each in self._summaries(_NEWEST.where(before, is_named)) if each.case.watched_name == name]
+        of_name = [
+            each for each in self._summaries(_NEWEST.where(is_watched, is_named)) if each.case.watched_name == name
+        ]
         if not of_name:
             return None
         if not at:
@@ -279,9 +281,9 @@ class History:
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """Return the number of runs with each strategy and outcome."""
-        counted = select(RUNS.c.strategy, RUNS.c.outcome, func.count()).group_by(RUNS.c.strategy, RUNS.c.outcome)
+        query = select(RUNS.c.strategy, RUNS.c.outcome, func.count()).group_by(RUNS.c.strategy, RUNS.c.outcome)
         with saying(self._url), self._engine.begin() as connection:
-            return {(strategy, outcome): number for strategy, outcome, number in connection.execute(counted)}
+            return {(strategy, outcome): number for strategy, outcome, number in connection.execute(query)}
 
     def extent(self) -> tuple[int, int | None]:
         """Return the number of runs and when the newest began; this takes a tenth of the time of `outcomes`."""

@@ -169,7 +169,7 @@ def _measured(
     first = [(level, fits, next(iter(fits.values()))) for level, fits in levels if fits]
     words = [_words(level, fits, fit, needed) for level, fits, fit in first]
     alike = ": alike within their intervals, so one link for both levels" if is_alike else ""
-    used = {
+    sweeps = {
         fit.run.run: fit.run
         for _, fits, first_fit in first
         for fit in [fits.get(each, first_fit) for each in needed[_level_of(first_fit)]] or [first_fit]
@@ -177,7 +177,7 @@ def _measured(
     return MeasuredLinks(
         interconnect=Interconnect(levels=tuple(level for level, _ in levels)),
         basis=", and ".join(words) + alike,
-        sweeps=tuple(used.values()),
+        sweeps=tuple(sweeps.values()),
     )
 
 
@@ -286,8 +286,8 @@ def sweep_runs(history: Runs) -> list[str]:
 def done_sweeps(history: Runs) -> list[Summary]:
     """Return the probe runs that ended well, newest first."""
     candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
-    done = [run for run in candidates if run.outcome == "done"]
-    return sorted(done, key=lambda run: run.started_ns, reverse=True)
+    sweeps = [run for run in candidates if run.outcome == "done"]
+    return sorted(sweeps, key=lambda run: run.started_ns, reverse=True)
 
 
 def _newest(sweeps: Sequence[Summary]) -> dict[Collective, _Fit]:
@@ -340,8 +340,8 @@ _METRICS = (RUN_LINK_LATENCY_SECONDS, RUN_LINK_BANDWIDTH)
 
 
 def _figures(run: Summary, metric_name: str, collective: Collective) -> Estimate | None:
-    wanted = (metric_name, {"collective": collective})
-    return next((each for each in run.estimates if (each.metric, each.labels) == wanted), None)
+    key = (metric_name, {"collective": collective})
+    return next((each for each in run.estimates if (each.metric, each.labels) == key), None)
 
 
 def _overlap(first: Estimate, second: Estimate) -> bool:

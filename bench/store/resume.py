@@ -95,7 +95,11 @@ def changes_since(folder: Path, machine: Machine) -> str:
         ("commit", before.commit, machine.commit),
         ("parallel-observatory", before.own_version, machine.own_version),
     )
-    return "; ".join(f"{name} {its or 'unknown'}, now {ours or 'unknown'}" for name, its, ours in pairs if its != ours)
+    return "; ".join(
+        f"{name} {value_before or 'unknown'}, now {value_now or 'unknown'}"
+        for name, value_before, value_now in pairs
+        if value_before != value_now
+    )
 
 
 def _wait_until_gone(logs: Sequence[Path]) -> None:

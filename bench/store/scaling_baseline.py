@@ -85,9 +85,9 @@ def _differences_of_runs(run: Summary, machine: Machine, baseline: Summary, its_
         ("parallel-observatory", its_machine.own_version, machine.own_version),
         ("driver", its_machine.driver_version, machine.driver_version),
     )
-    for name, its, ours in pairs:
-        if its != ours:
-            yield f"{name} {its or 'unknown'}, the run {ours or 'unknown'}"
+    for name, of_baseline, of_run in pairs:
+        if of_baseline != of_run:
+            yield f"{name} {of_baseline or 'unknown'}, the run {of_run or 'unknown'}"
     if its_machine.is_dirty or machine.is_dirty:
         yield "a source tree with uncommitted changes"
     age_days = abs(run.started_ns - baseline.started_ns) / 86_400e9

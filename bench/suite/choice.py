@@ -74,10 +74,10 @@ def as_chosen(plan: SuitePlan, choice: Choice, state: SuiteState) -> tuple[Suite
 
 def _rest(planned: PlannedCase, state: SuiteState) -> PlannedCase:
     """Return the case with an estimate for the trials that it still lacks."""
-    known = state.case(planned.suite_case.name)
-    if planned.case is None or planned.estimate_s is None or known.run_to_resume is None:
+    case_state = state.case(planned.suite_case.name)
+    if planned.case is None or planned.estimate_s is None or case_state.run_to_resume is None:
         return planned
-    return replace(planned, estimate_s=planned.estimate_s * (1 - len(known.trials_done) / planned.case.trials))
+    return replace(planned, estimate_s=planned.estimate_s * (1 - len(case_state.trials_done) / planned.case.trials))
 
 
 def why_left_out(planned: PlannedCase, left_s: float) -> str:

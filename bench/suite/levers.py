@@ -81,13 +81,19 @@ def judge_ratio(estimated_ratio: EstimatedRatio, claim: Claim) -> tuple[Verdict,
 
 def _judge(lever: Lever, claim: Claim, off: CaseEnd | None, on: CaseEnd | None) -> Judgement:
     try:
-        without, with_it = _measured(lever.off, off, claim), _measured(lever.on, on, claim)
+        off_estimate, on_estimate = _measured(lever.off, off, claim), _measured(lever.on, on, claim)
     except _Absent as absent:
         return Judgement(lever=lever, claim=claim, reason=str(absent))
-    estimated_ratio = ratio(with_it, without)
+    estimated_ratio = ratio(on_estimate, off_estimate)
     verdict, reason = judge_ratio(estimated_ratio, claim)
     return Judgement(
-        lever=lever, claim=claim, off=without, on=with_it, ratio=estimated_ratio, verdict=verdict, reason=reason
+        lever=lever,
+        claim=claim,
+        off=off_estimate,
+        on=on_estimate,
+        ratio=estimated_ratio,
+        verdict=verdict,
+        reason=reason,
     )
 
 

@@ -300,8 +300,8 @@ def _refuse_twins(suite: Suite, cases: Mapping[str, Case | None]) -> None:
         case = cases[suite_case.name]
         if case is None:
             continue
-        often = (case.trials, case.steps, case.warm_up, case.trace_steps, case.seed)
-        same = (case.key(), often, suite_case.fault, suite_case.instrumentation, suite_case.keep_traces)
+        amount = (case.trials, case.steps, case.warm_up, case.trace_steps, case.seed)
+        same = (case.key(), amount, suite_case.fault, suite_case.instrumentation, suite_case.keep_traces)
         if (twin := first_of.setdefault(same, suite_case)) is not suite_case:
             raise Misuse(
                 f"{suite.path}: [case.{suite_case.table}] {suite_case.name} is the same case as {twin.name}; leave"

@@ -151,14 +151,14 @@ def _noise_lines(planned: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
     `observatory compare --aa` shows where the noise comes from.
     """
-    known = [row for row in planned if row["night_change_ratio"] is not None]
-    if not known:
+    rows = [row for row in planned if row["night_change_ratio"] is not None]
+    if not rows:
         return
     yield (
         "a night shows: smallest change of the step time that the gate suspects on its first night, with 80 % power,"
         " given the noise of past nights"
     )
-    needed = [(row, row["trials_for_3_percent"]) for row in known]
+    needed = [(row, row["trials_for_3_percent"]) for row in rows]
     if more := [f"{row['case']} {count}" for row, count in needed if count and count > row["trials"]]:
         yield f"to detect {100 * WANTED_CHANGE:g} % in one night, use more trials: {_joined(more)}"
     if never := [row["case"] for row, count in needed if count is None]:

@@ -428,12 +428,12 @@ class SuiteRunner(Listener):
 
     def _baseline_before(self, name: str, machine: Machine) -> Summary | Absent:
         """Return the summary of the case of this name, from an earlier block or an earlier session."""
-        known = self.ledger.state.case(name)
-        if known.run is None or known.outcome != "done":
-            how = "was not measured" if known.outcome is None else f"was {known.outcome.replace('_', ' ')}"
-            return Absent(reason=f"its baseline {name} {how}{'' if known.reason is None else f' ({known.reason})'}")
+        state = self.ledger.state.case(name)
+        if state.run is None or state.outcome != "done":
+            how = "was not measured" if state.outcome is None else f"was {state.outcome.replace('_', ' ')}"
+            return Absent(reason=f"its baseline {name} {how}{'' if state.reason is None else f' ({state.reason})'}")
         try:
-            folder = self.session.runs / known.run
+            folder = self.session.runs / state.run
             if folder.exists() and not is_ours(folder):
                 raise Misuse(f"{folder} belongs to another user")
             changes = changes_since(folder, machine)

@@ -10,7 +10,7 @@ from msgspec.structs import replace as with_fields
 
 from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.gate.cause.attribution import FEWEST_PAIRS, SETTINGS, Attribution, PairSettings, attribute, attribution_words
-from bench.gate.cause.questions import AskedFigure, TreeQuestion, keep_attributions, tree_questions
+from bench.gate.cause.questions import SuspectedFigure, TreeQuestion, keep_attributions, tree_questions
 from bench.gate.gated import log_trials
 from bench.gate.verdicts import SeriesKey
 from bench.session.checkouts import find_repository
@@ -138,7 +138,7 @@ def _without_pairs(unknown: Attribution, reason: str, *, is_environment: bool = 
     return with_fields(unknown, outcome="environment" if is_environment else "unsure", reason=" ".join(reason.split()))
 
 
-def _attributed(figure: AskedFigure, runs: PairedRuns, unknown: Attribution, settings: PairSettings) -> Attribution:
+def _attributed(figure: SuspectedFigure, runs: PairedRuns, unknown: Attribution, settings: PairSettings) -> Attribution:
     sides = [log_trials(side, figure.key.metric, figure.key.labels) for side in (runs.first, runs.second)]
     pairs = min(map(len, sides))
     if pairs < FEWEST_PAIRS:

@@ -143,10 +143,10 @@ def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tup
     topics = {_topic(field)[1] for field, _, _ in hosts_of}
     hosts = set(bad.hosts)
     changes = []
-    for (field, before, now), where in hosts_of.items():
+    for (field, before, now), hosts_with_it in hosts_of.items():
         kind, topic = _topic(field)
-        on = times.get(topic, []) if topic in of_first else []
-        within = [time_ns for time_ns in on if good.started_ns < time_ns <= bad.started_ns]
+        times_of_topic = times.get(topic, []) if topic in of_first else []
+        within = [time_ns for time_ns in times_of_topic if good.started_ns < time_ns <= bad.started_ns]
         changes.append(
             Change(
                 kind=kind,
@@ -154,8 +154,8 @@ def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tup
                 field=field,
                 before=before,
                 now=now,
-                hosts=tuple(where) if where and set(where) != hosts else (),
-                changed_on=max(1, len(on)) if topic in of_first and nights >= LEAST_NIGHTS else None,
+                hosts=tuple(hosts_with_it) if hosts_with_it and set(hosts_with_it) != hosts else (),
+                changed_on=max(1, len(times_of_topic)) if topic in of_first and nights >= LEAST_NIGHTS else None,
                 nights=max(0, nights),
                 began_ns=max(within, default=None),
                 carried_by=next((other for other in _CARRIED_BY.get(topic, ()) if other in topics), None),
@@ -231,10 +231,10 @@ def _of_first_node(before: Reading, now: Reading) -> Iterator[MachineDifference]
     if before.machine is None or now.machine is None:
         return
     for difference in _of_machines(before.machine, now.machine):
-        is_told = (difference.field == "hostname" and before.hosts and now.hosts) or (
+        is_covered = (difference.field == "hostname" and before.hosts and now.hosts) or (
             difference.field == "commit" and before.commit is not None and now.commit is not None
         )
-        if not is_told:
+        if not is_covered:
             yield difference
 
 

@@ -49,7 +49,7 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class FirstNights:
     """The first nights of a new series compared with the last level of the old one, as logarithms.
 
     log_level, half_width: the old level, with half of its 95 % interval. change_half_width: half width of the change's
@@ -128,7 +128,7 @@ def _value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
-def hold(before: SeriesState, now: SeriesState) -> Held | None:
+def compare_first_nights(before: SeriesState, now: SeriesState) -> FirstNights | None:
     """Compare a new series' first nights with the last level of the old one; None if the old one has no level.
 
     The new nights are assumed to vary as the old ones did.
@@ -159,7 +159,7 @@ def hold(before: SeriesState, now: SeriesState) -> Held | None:
     deviation = math.sqrt(own_variance + level_variance)
     freedom = max(noise.nights - 1, 3)
     quantile = float(stdtrit(freedom, 0.975))
-    return Held(
+    return FirstNights(
         log_level=log_level,
         half_width=quantile * math.sqrt(level_variance),
         log_change=mean - log_level,

@@ -81,10 +81,10 @@ def sick_hosts(nights: Sequence[HostNight]) -> tuple[SickHosts, ...]:
     or only in one block of nights, its effect cannot be separated from an effect of time.
     """
     newest = nights[-NIGHTS:]
-    together = _incidence(newest)
-    if len(newest) < FEWEST_NIGHTS or not together:
+    hosts_by_flags = _incidence(newest)
+    if len(newest) < FEWEST_NIGHTS or not hosts_by_flags:
         return ()
-    names, flags = list(together.values()), np.array([np.frombuffer(key, dtype=bool) for key in together])
+    names, flags = list(hosts_by_flags.values()), np.array([np.frombuffer(key, dtype=bool) for key in hosts_by_flags])
     values = np.array([night.log_residual for night in newest])
     # The seed is fixed, so that the same history always gives the same answer.
     generator = np.random.default_rng(len(newest))
@@ -113,14 +113,14 @@ def sick_hosts(nights: Sequence[HostNight]) -> tuple[SickHosts, ...]:
 
 def _incidence(nights: Sequence[HostNight]) -> dict[bytes, tuple[str, ...]]:
     """Return the hosts whose effect can be separated from time, by the nights that they took part in."""
-    together: dict[bytes, tuple[str, ...]] = {}
+    hosts_by_flags: dict[bytes, tuple[str, ...]] = {}
     for host in sorted({host for night in nights for host in night.hosts}):
         flags = np.array([host in night.hosts for night in nights])
         changes = int((flags[1:] != flags[:-1]).sum())
         if FEWEST_WITH <= flags.sum() <= len(nights) - FEWEST_WITH and changes > FEWEST_VISITS:
             key = flags.tobytes()
-            together[key] = (*together.get(key, ()), host)
-    return together
+            hosts_by_flags[key] = (*hosts_by_flags.get(key, ()), host)
+    return hosts_by_flags
 
 
 def _most_suspicious(flags: Flags, values: Values, generator: np.random.Generator) -> tuple[int, float]:
@@ -158,13 +158,15 @@ def _shift(with_host: Values, without: Values) -> tuple[float, float, float]:
     that the median shows nothing, it is the difference of the means (Welch 1947).
     """
     differences = np.sort((with_host[:, None] - without[None, :]).ravel())
-    ours, theirs = len(with_host), len(without)
-    deviation = math.sqrt(ours * theirs * (ours + theirs + 1) / 12)
-    cut = max(0, int(ours * theirs / 2 - RANGE_SDS * deviation))
+    with_count, without_count = len(with_host), len(without)
+    deviation = math.sqrt(with_count * without_count * (with_count + without_count + 1) / 12)
+    cut = max(0, int(with_count * without_count / 2 - RANGE_SDS * deviation))
     if differences[cut] > 0:
         return float(np.median(differences)), float(differences[cut]), float(differences[-1 - cut])
     mean = float(with_host.mean() - without.mean())
-    half_width = RANGE_SDS * math.sqrt(float(with_host.var(ddof=1)) / ours + float(without.var(ddof=1)) / theirs)
+    half_width = RANGE_SDS * math.sqrt(
+        float(with_host.var(ddof=1)) / with_count + float(without.var(ddof=1)) / without_count
+    )
     return mean, mean - half_width, mean + half_width
 
 
@@ -184,14 +186,14 @@ class SickCase:
     def words(self) -> str:
         """The result as a clause: `nights with node3 are +20 % [+17, +23] slower: 9 of 30 nights`."""
         names = self.hosts.hosts
-        who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}, which always run together,"
+        hosts = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}, which always run together,"
         digits = 0 if self.hosts.effect >= _ROUNDED else 1
         effect, low, high = (
             f"{100 * math.expm1(each):+.{digits}f}" for each in (self.hosts.effect, self.hosts.low, self.hosts.high)
         )
         worse = "slower" if self.figure == "step" else f"worse in {self.figure}"
         size = f"{effect} % [{low}, {high}]"
-        return f"nights with {who} are {size} {worse}: {self.hosts.nights} of {self.hosts.of_nights} nights"
+        return f"nights with {hosts} are {size} {worse}: {self.hosts.nights} of {self.hosts.of_nights} nights"
 
 
 def find_sick_hosts(

@@ -26,7 +26,7 @@ MOST_RUNS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedFigure:
+class SuspectedFigure:
     """A figure whose change needs an explanation. suspected: its change. before: earlier nights. All are logarithms."""
 
     key: SeriesKey
@@ -46,7 +46,7 @@ class TreeQuestion:
     suite_run: str
     night_ns: int
     probability: float
-    figures: tuple[AskedFigure, ...]
+    figures: tuple[SuspectedFigure, ...]
     good_commit: str | None = None
     commit: str | None = None
     refusal: str | None = None
@@ -71,10 +71,10 @@ def tree_questions(
         if suspicion is None:
             continue
         probability, figure, low_ns = suspicion
-        known = questions.get(verdict.key.case)
-        if known is None or probability > known.probability:
+        question = questions.get(verdict.key.case)
+        if question is None or probability > question.probability:
             good_commit, commit, refusal = _trees(history, verdict, low_ns)
-            figures = (figure,) if known is None else (figure, *known.figures)
+            figures = (figure,) if question is None else (figure, *question.figures)
             questions[verdict.key.case] = TreeQuestion(
                 case=verdict.key.case,
                 suite_run=suite_run,
@@ -86,11 +86,13 @@ def tree_questions(
                 refusal=refusal,
             )
         else:
-            questions[verdict.key.case] = replace(known, figures=(*known.figures, figure))
+            questions[verdict.key.case] = replace(question, figures=(*question.figures, figure))
     return sorted(questions.values(), key=lambda question: -question.probability)
 
 
-def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) -> tuple[float, AskedFigure, int] | None:
+def _suspicion(
+    verdict: Verdict, series: KnownSeries, settings: PairSettings
+) -> tuple[float, SuspectedFigure, int] | None:
     """Return the probability of a change for the worse, its figure, and the earliest night on which it may have begun.
 
     None if it is too improbable, or if pairs have already been measured for it.
@@ -119,7 +121,7 @@ def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) ->
         return None
     begun = max((start for start in state.detector.regime_starts if start < onset), default=0)
     before = tuple(night.log_value for night in state.detector.nights if begun <= night.number < onset)
-    return probability, AskedFigure(key=verdict.key, suspected=change, before=before), low_ns
+    return probability, SuspectedFigure(key=verdict.key, suspected=change, before=before), low_ns
 
 
 def _trees(history: History, verdict: Verdict, low_ns: int) -> tuple[str | None, str | None, str | None]:

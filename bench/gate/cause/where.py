@@ -72,11 +72,14 @@ def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange |
     if good_run.case.model is None or bad_run.case.model is None:
         is_watched = good_run.case.watched_name is not None
         return "no cost model covers a watched program" if is_watched else "a probe has no steps"
-    theirs, ours = _pooled(good), _pooled(bad)
-    loss = loss_of(MeasuredStep(case=bad_run.case, estimates=ours), MeasuredStep(case=good_run.case, estimates=theirs))
+    good_estimates, bad_estimates = _pooled(good), _pooled(bad)
+    loss = loss_of(
+        MeasuredStep(case=bad_run.case, estimates=bad_estimates),
+        MeasuredStep(case=good_run.case, estimates=good_estimates),
+    )
     if isinstance(loss, str):
         return loss
-    before, now = (of_metric(side, results.RUN_MEAN_STEP_SECONDS)[0].trials for side in (theirs, ours))
+    before, now = (of_metric(side, results.RUN_MEAN_STEP_SECONDS)[0].trials for side in (good_estimates, bad_estimates))
     change_s = loss.step_s - loss.ideal_s
     interval = difference_interval(now, before)
     return StepChange(
@@ -127,7 +130,7 @@ def _pooled(runs: Sequence[Summary]) -> list[Estimate]:
         for run in runs
     )
     step = (results.RUN_MEAN_STEP_SECONDS.name,)
-    alike = [
+    complete = [
         other
         for other in others
         if step in other and all(key in other and len(other[key].trials) == len(other[step].trials) for key in first)
@@ -135,7 +138,7 @@ def _pooled(runs: Sequence[Summary]) -> list[Estimate]:
     pooled = [
         replace(estimate, trials=trials, median=median(trials))
         for key, estimate in first.items()
-        if (trials := (*estimate.trials, *(value for other in alike for value in other[key].trials)))
+        if (trials := (*estimate.trials, *(value for other in complete for value in other[key].trials)))
     ]
     return [*pooled, *(estimate for estimate in runs[0].estimates if estimate.metric not in _DIVIDED)]
 

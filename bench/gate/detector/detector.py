@@ -139,9 +139,9 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
     if hypotheses is None:
         # The first of these nights were reduced before it was known how much trials differ.
         values = [
-            NightValue(kept.number, kept.log_value, max(kept.variance, error / kept.trials))
-            for kept in before.nights
-            if kept.number >= before.regime_starts[-1]
+            NightValue(earlier.number, earlier.log_value, max(earlier.variance, error / earlier.trials))
+            for earlier in before.nights
+            if earlier.number >= before.regime_starts[-1]
         ]
         _, hypotheses = begin(values, noise, settings)
     value = NightValue(night.number, current.log_value, increase.trials**2 * current.variance)

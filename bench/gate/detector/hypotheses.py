@@ -88,8 +88,8 @@ def weigh(
     onsets = hypotheses.onsets
     filters = hypotheses.array()
     if len(onsets) >= settings.window_nights:
-        kept = settings.window_nights - 1
-        onsets, filters = onsets[-kept:], np.concatenate([filters[:, :, :1], filters[:, :, -kept:]], axis=2)
+        remaining = settings.window_nights - 1
+        onsets, filters = onsets[-remaining:], np.concatenate([filters[:, :, :1], filters[:, :, -remaining:]], axis=2)
     onsets = (*onsets, value.number)
     now = with_change(move(filters, value.number - hypotheses.number, noise, settings), settings)
     before = _mean(now[:, :, 0], value.number, noise)

@@ -153,8 +153,8 @@ def begun_again(state: SeriesState, standing: Standing, settings: DetectorSettin
     old = old or [night.log_value for night in of_regime[:FEWEST_NIGHTS]]
     own = [night for night in state.nights if night.number >= onset]
     # How nights differed before a mixture says nothing about how they differ within it.
-    kept = len(own) if standing.kind == "mixture" else len(state.nights)
-    nights = state.nights[-max(kept, settings.fewest_nights) :]
+    count = len(own) if standing.kind == "mixture" else len(state.nights)
+    nights = state.nights[-max(count, settings.fewest_nights) :]
     noise = learn([[night.log_value for night in own]], float(np.median([night.variance for night in own])), settings)
     values = [NightValue(night.number, night.log_value, night.variance) for night in own]
     unchanged, hypotheses = begin(values, noise, settings)

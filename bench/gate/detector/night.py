@@ -262,13 +262,13 @@ def trial_variance(spreads: Sequence[tuple[float, int]]) -> float:
         return RESOLUTION**2
     counts = Counter(trials - 1 for _, trials in spreads)
     expected = sum(nights * count * _cut_mean(count) for count, nights in counts.items())
-    result, kept, cut = 0.0, sum(variance * (trials - 1) for variance, trials in spreads), 0
+    result, total, cut = 0.0, sum(variance * (trials - 1) for variance, trials in spreads), 0
     # The sum of min(variance, limit * result) must be expected * result: clip the largest until the next is within the
     # limit.
     for variance, trials in sorted(spreads, reverse=True):
-        result = kept / (expected - _SPREAD_LIMIT * cut)
+        result = total / (expected - _SPREAD_LIMIT * cut)
         if variance <= _SPREAD_LIMIT * result:
             break
-        kept -= variance * (trials - 1)
+        total -= variance * (trials - 1)
         cut += trials - 1
     return max(result, RESOLUTION**2)
