@@ -81,10 +81,9 @@ def accept(
                 accepted_ns=now_ns,
             )
         )
-        pinned = _closed(figure)
-        state = msgspec.structs.replace(
-            pinned.state, accepted_legs=_legs_at_level(figure.state), accepted_half_width=present[1]
-        )
+        pinned, before = _closed(figure), figure.state
+        legs = middle_legs(before.legs, before.nights, since_number=before.detector.regime_starts[-1])
+        state = msgspec.structs.replace(pinned.state, accepted_legs=legs, accepted_half_width=present[1])
         after.append(pinned.with_state(state))
     if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
@@ -144,11 +143,6 @@ def _present(state: GateState) -> tuple[float, float] | None:
     if state.open is None:  # A new series, no worse than the one before it, has no level yet.
         return None
     return median(night.log_value for night in state.detector.nights), state.open.own_half_width
-
-
-def _legs_at_level(state: GateState) -> tuple[float, float] | None:
-    """Return the legs of an efficiency at its present level."""
-    return middle_legs(state.legs, state.nights, since_number=state.detector.regime_starts[-1])
 
 
 def _closed(known: KnownSeries) -> KnownSeries:

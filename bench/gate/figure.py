@@ -278,7 +278,7 @@ class Figure:
         """Return the finding, marked as accepted if it is worse by no more than the margin of the case."""
         if finding.outcome not in BAD or self._margin is None:
             return finding
-        if not _is_within(finding.change["change_ratio"], self._margin):
+        if abs(math.log(finding.change["change_ratio"])) > math.log1p(self._margin):
             return finding
         reason = f"{finding.reason}; within the margin of {100 * self._margin:g} % that the suite file gives the case"
         return replace(finding, outcome="accepted", reason=reason)
@@ -476,11 +476,6 @@ def _on_top(opened: OpenChange, since_ns: int, low_ns: int | None, high_ns: int 
         reason=None,
         definition=None,
     )
-
-
-def _is_within(change_ratio: float, margin: float) -> bool:
-    """Whether a change, up or down, is no more than the margin."""
-    return abs(math.log(change_ratio)) <= math.log1p(margin)
 
 
 def _is_equivalent(judged: JudgedNight, margin: float) -> bool:

@@ -113,12 +113,9 @@ def no_run_alike(probe: ProbeSpec, case: Case, hardware: str) -> Absent:
     """Return why a probe's figure is absent, and the command that measures it."""
     command = f"observatory run {probe.name} --device {case.device} --precision {case.precision}"
     if case.device == "cpu":
-        command += f" --ranks {case.ranks}{_nodes_option(case)} --threads {case.threads}"
+        nodes = "" if case.nodes == 1 else f" --nodes {case.nodes}"
+        command += f" --ranks {case.ranks}{nodes} --threads {case.threads}"
     return Absent(reason=f"the history has no comparable {probe.name} run on {hardware}; `{command}` makes one")
-
-
-def _nodes_option(case: Case) -> str:
-    return "" if case.nodes == 1 else f" --nodes {case.nodes}"
 
 
 def _conditions(case: Case, version: int) -> tuple[object, ...]:

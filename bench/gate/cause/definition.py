@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -144,7 +144,7 @@ def compare_first_nights(before: SeriesState, now: SeriesState) -> FirstNights |
     # The variance of a series' first night includes its placement, whose offset is not known yet.
     error = usual_error * median(night.trials for night in own) / median(night.trials for night in now.nights)
     # The new series counts from the placement that it began on, the old series from a different one.
-    began_on = next(iter(_reference(now.placements)), None)
+    began_on = next((name for name, offset in now.placements.items() if offset.variance == 0), None)
     unseen = PlacementOffset(0.0, prior_variance(before.placements, SETTINGS), 0)
     place = before.placements.get(began_on or "", unseen)
     log_level, level_variance = old.log_level + place.offset, ((old.high - old.low) / 2 / RANGE_SDS) ** 2
@@ -167,7 +167,3 @@ def compare_first_nights(before: SeriesState, now: SeriesState) -> FirstNights |
         own_half_width=quantile * math.sqrt(own_variance),
         p_value=2 * float(stdtr(freedom, -abs(mean - log_level) / deviation)),
     )
-
-
-def _reference(placements: Mapping[str, PlacementOffset]) -> Iterable[str]:
-    return (name for name, offset in placements.items() if offset.variance == 0)
