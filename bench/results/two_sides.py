@@ -1,6 +1,6 @@
 """The difference of two sides' trials, with an interval and a test that hold for few trials of any usual distribution.
 
-Trials are few, one side may be noisier, times deviate only towards slow, and some have two modes (a placement, a
+Trials are few, one side may be noisier, times are only ever too slow, and some have two modes (a placement, a
 clock). Each test here combines two, and shows a difference only if both do. Its interval is the hull of their
 intervals, its p-value the larger of their p-values:
 

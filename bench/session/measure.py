@@ -232,7 +232,7 @@ class _RunState:
 
 
 def _end_early(active: Sequence[_RunState], listener: Listener) -> None:
-    """End the runs that need no further trial; the trials that each has become its number of trials."""
+    """End the runs that need no further trial, and record in each how many trials it has."""
     for state in active:
         if state.is_going_on and state.outcome != "done" and listener.is_over(state.order):
             run_dir.change_trials(state.run.folder, state.trials_done)
