@@ -1,4 +1,4 @@
-"""Accepting the present level of a case: pinned with who, when and why, and held against slow creep from then on."""
+"""Accept the present level of a case: record who, when and why, and compare later nights with it against creep."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bench.gate.figure import DAY_NS
 from bench.gate.verdicts import AcceptedLevel, GateState, KnownSeries, SeriesKey
 
 AGREEING_NIGHTS = 3
-"""Nights that a change must have, each of them near its size, before its level can be accepted."""
+"""Nights that a change must have, each near the same level, before that level can be accepted."""
 
 
 def by_metric(key: SeriesKey, name: str) -> bool:
-    """Whether the name is that of the figure's metric."""
+    """Whether `name` is the figure's metric."""
     return key.metric == name
 
 
@@ -37,15 +37,16 @@ def accept(
     because: str,
     now_ns: int,
 ) -> tuple[list[AcceptedLevel], list[KnownSeries]]:
-    """Return the present levels of the case's newest series as accepted, and its series without open changes.
+    """Return the accepted levels of the case's newest series, and those series without open changes.
 
-    Series that the last night did not have, as of an older definition or of a machine that has gone, get no level: what
-    is open of them is closed, since no night will ever do so.
+    Series that are missing from the last night, because of an older definition or a machine that has gone, get no
+    level. Their open changes are closed, since no later night would close them.
 
-    metric: only this one. is_named: whether a figure goes by this name.
+    metric: accept only this metric. is_named: whether a figure goes by this name.
 
     Raises:
-        Misuse: the case never ran, has no such figure, too few nights for a level, or nights of a change that disagree.
+        Misuse: the case never ran, has no such figure, has too few nights for a level, or its change has nights that
+            disagree.
     """
     every = list(known)
     of_case = [figure for figure in every if figure.key.case == case]
@@ -53,9 +54,7 @@ def accept(
         names = ", ".join(sorted({figure.key.case for figure in every})[:8]) or "none"
         raise Misuse(f'case "{case}" has never been judged, so there is no level to accept; judged cases: {names}')
     newest_ns = max(figure.last_ns for figure in of_case)
-    of_night = [
-        figure for figure in of_case if figure.last_ns >= newest_ns - DAY_NS
-    ]  # On each kind of machine of the night.
+    of_night = [figure for figure in of_case if figure.last_ns >= newest_ns - DAY_NS]  # One on each kind of machine.
     chosen = [figure for figure in of_night if metric is None or is_named(figure.key, metric)]
     closed = [
         _closed(figure)
@@ -82,10 +81,9 @@ def accept(
                 accepted_ns=now_ns,
             )
         )
-        pinned = _closed(figure)
-        state = msgspec.structs.replace(
-            pinned.state, accepted_legs=_legs_at_level(figure.state), accepted_half_width=present[1]
-        )
+        pinned, before = _closed(figure), figure.state
+        legs = middle_legs(before.legs, before.nights, since_number=before.detector.regime_starts[-1])
+        state = msgspec.structs.replace(pinned.state, accepted_legs=legs, accepted_half_width=present[1])
         after.append(pinned.with_state(state))
     if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
@@ -93,10 +91,10 @@ def accept(
 
 
 def _settled(known: KnownSeries) -> KnownSeries:
-    """Return the series on its present level: that of the nights since an open change, if three of them agree.
+    """Return the series at its present level: after an open change, the level of the nights since then, if three agree.
 
     Raises:
-        Misuse: they are too few, or disagree.
+        Misuse: the nights since the change are too few, or disagree.
     """
     of_gate = known.state
     state = of_gate.detector
@@ -117,8 +115,8 @@ def _settled(known: KnownSeries) -> KnownSeries:
     if max(apart) > change / 2:
         raise Misuse(
             f"{what} has no level yet: its last {AGREEING_NIGHTS} nights differ by {100 * math.expm1(max(apart)):.2g} %"
-            f" from their median, which is {100 * math.expm1(change):.2g} % off the level before; accept it when"
-            f" {AGREEING_NIGHTS} nights agree, or leave it out with --metric"
+            f" from their median, which is {100 * math.expm1(change):.2g} % away from the previous level; accept it"
+            f" when {AGREEING_NIGHTS} nights agree, or leave it out with --metric"
         )
     before = [night for night in state.nights if night.number < alert.onset]
     regimes = [[night.log_value for night in nights] for nights in (before, own) if nights]
@@ -138,22 +136,17 @@ def _settled(known: KnownSeries) -> KnownSeries:
 
 
 def _present(state: GateState) -> tuple[float, float] | None:
-    """Return the logarithm of the present level, with what an accepted one of few nights is known to."""
+    """Return the logarithm of the present level, and the half width of its interval if few nights give it (else 0)."""
     present = level(state.detector)
     if present is not None:
         return present.log_level, 0.0
-    if state.open is None:  # A new series that is no worse than the one before it: it has no level yet.
+    if state.open is None:  # A new series, no worse than the one before it, has no level yet.
         return None
     return median(night.log_value for night in state.detector.nights), state.open.own_half_width
 
 
-def _legs_at_level(state: GateState) -> tuple[float, float] | None:
-    """Return the legs of an efficiency at its present level."""
-    return middle_legs(state.legs, state.nights, since_number=state.detector.regime_starts[-1])
-
-
 def _closed(known: KnownSeries) -> KnownSeries:
-    """Return the series without anything open, and without its cause."""
+    """Return the series without open changes or a cause."""
     state = known.state
     detector = msgspec.structs.replace(state.detector, alert=None)
     return known.with_state(msgspec.structs.replace(state, detector=detector, open=None, blame=None, is_worse=False))

@@ -1,7 +1,7 @@
-"""The cause beside an alert: finds the last good and the first bad run, and what changed between them.
+"""The cause of an alert: find the last good and the first bad run, and what changed between them.
 
-The line that is kept with the verdict comes from the history, and from the run folders of several nodes where these are
-there; traces are read for whoever looks at it.
+The line stored with the verdict comes from the history and, for several nodes, from the run folders if they still
+exist. Traces are read only to explain a cause to somebody who asks.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from bench.store.summary import Summary, series_of
 from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
 
 NIGHTS_COUNTED = 30
-"""Nights up to the first bad one that tell how often a field changes."""
+"""Nights up to the first bad one that show how often a field changes."""
 GOOD_NIGHTS = 3
-"""Nights before the change whose trials a step's parts are compared with: one night's are few."""
+"""Nights before the change with whose trials a step's parts are compared: one night has too few."""
 MOST_CAUSES = 5
-"""Causes that are told unless all are asked for."""
+"""Most causes reported unless the caller wants all."""
 _NEXT_MOVE = re.compile(r"trace_steps|--[a-z]|`observatory ")
-"""What a reason names where something can be done about it: a setting, an option or a command."""
+"""Words in a reason that say what to do about it: a setting, an option or a command."""
 _DOUBTED = ("suspicion", "regression", "lasting", "late")
-"""Outcomes of nights that are not the last good one."""
+"""Outcomes that rule a night out as the last good one."""
 _OF_STEPS = frozenset({RUN_STEP_SECONDS.name, RUN_MEAN_STEP_SECONDS.name, RUN_SCALING_EFFICIENCY.name})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Evidence:
-    """Both runs of a change, and what they tell. good: None where the history has none."""
+    """Both runs of a change, and what they show. good: None if the history has none."""
 
     good: Summary | None
     bad: Summary
@@ -61,13 +61,13 @@ class _Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What is known of the cause of a case's worse figures.
+    """What is known about the cause of a case's worse figures.
 
-    figures: these, as they are in the verdicts. line: the likely cause, see `likely`. is_likely: a change is named.
-    changes: from the good run to the bad one, the rarest first. time: where it went; None where the figures are no
-    times of a step, or no good run is known. traces: None where it was not asked for. standout: None where none is.
-    missing: what could not be told, and why; first where the reason names what to do about it. commands: what to call
-    next. others: cases that share an attribute with this one, of which no cause of their own is told here.
+    figures: the verdicts of these figures. line: the likely cause, see `likely`. is_likely: the line names a change.
+    changes: from the good run to the bad one, rarest first. time: where the time went; None if the figures are not
+    times of a step, or no good run is known. traces: None if not requested. standout: None if no rank stands out.
+    missing: what remains unknown, and why; reasons that name a next step come first. commands: commands to run next.
+    others: cases that share an attribute with this one and have no cause of their own here.
     """
 
     case: str
@@ -85,16 +85,16 @@ class Cause:
     others: tuple[str, ...] = ()
 
 
-# When a night is judged: a line, kept as long as the change is open
+# When a night is judged: one line, stored as long as the change is open
 
 
 def with_causes(
     history: History, verdicts: Sequence[Verdict], after: Mapping[SeriesKey, KnownSeries]
 ) -> tuple[list[Verdict], dict[SeriesKey, KnownSeries]]:
-    """Return a night's verdicts with the causes of what is worse, and the states that keep these.
+    """Return a night's verdicts with the causes of worse figures, and the states that store these causes.
 
-    A cause is looked for once when a change is told, and once more when later nights confirm it and date it better.
-    after: what is known after the night, with the causes from before it.
+    A cause is searched for when a change is first reported, and again when later nights confirm it and date it better.
+    after: the states after the night, with the causes from before it.
     """
     new_verdicts: list[Verdict] = []
     states = dict(after)
@@ -103,15 +103,15 @@ def with_causes(
         state = states[verdict.key].state
         blame = state.blame
         is_well = verdict.outcome not in BAD and state.open is None and state.detector.alert is None
-        # On top of an open change, whose cause stays until later nights confirm this one.
+        # The change comes on top of an open one, whose cause stays until later nights confirm this one.
         is_further = verdict.outcome in BAD and state.open is not None and verdict.since_ns != state.open.since_ns
         of_open = blame
         if verdict.outcome in BAD:
             if blame is None or verdict.is_new or is_further:
-                what = (verdict.run, *_onset(verdict), verdict.key.metric in _OF_STEPS)
-                if what not in blames:
-                    blames[what] = _blame(history, verdict)
-                blame = blames[what]
+                key = (verdict.run, *_onset(verdict), verdict.key.metric in _OF_STEPS)
+                if key not in blames:
+                    blames[key] = _blame(history, verdict)
+                blame = blames[key]
             attribution, line = _attributed(verdict, state.attribution, blame.cause)
             verdict = msgspec.structs.replace(
                 verdict, good_run=blame.good_run, bad_run=blame.bad_run, cause=line, attribution=attribution
@@ -126,7 +126,7 @@ def with_causes(
 
 
 def _attributed(verdict: Verdict, pairs: Attribution | None, cause: str) -> tuple[Attribution | None, str]:
-    """Return the attribution of the change, and its cause with it; pairs from before the change say nothing of it."""
+    """Return the attribution of the change, and the cause including it. Pairs from before the change do not count."""
     _, low_ns, _ = _onset(verdict)
     if pairs is None or pairs.night_ns < low_ns:
         return None, cause
@@ -143,7 +143,7 @@ def _blame(history: History, verdict: Verdict) -> Blame:
     return Blame(good_run=good_run, bad_run=evidence.bad.run, cause=evidence.likely.line)
 
 
-# When somebody looks: all that is known
+# When somebody asks: everything that is known
 
 
 def explain(
@@ -155,11 +155,11 @@ def explain(
     is_whole: bool,
     has_traces: bool = True,
 ) -> tuple[Cause, ...]:
-    """Return the causes of what is worse, the largest change first.
+    """Return the causes of worse figures, largest change first.
 
-    runs_folder: where run folders are searched that are not where they were. is_whole: also those of cases that share
-    an attribute with one whose cause is told, and of more than `MOST_CAUSES` cases. has_traces: also what the traces of
-    the run folders tell.
+    runs_folder: where to search for run folders that have moved. is_whole: also return the causes of cases that share
+    an attribute with a reported one, and more than `MOST_CAUSES` causes. has_traces: also compare the traces in the run
+    folders.
     """
     by_case: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
@@ -192,7 +192,7 @@ def explain(
 def _cause(
     history: History, figures: Sequence[Verdict], runs_folder: Path, others: tuple[str, ...], *, has_traces: bool
 ) -> Cause:
-    # A time of the step tells more than memory does.
+    # A step time says more than memory does.
     verdict = next((verdict for verdict in figures if verdict.key.metric in _OF_STEPS), figures[0])
     cause = Cause(
         case=verdict.key.case,
@@ -226,7 +226,7 @@ def _cause(
         missing.append(standout)
     if isinstance(evidence.time, StepChange):
         missing += dict.fromkeys(f"parts of the step: {why}" for why in evidence.time.absent.values())
-    # What was said when the night was judged stays, though runs and folders may have gone since.
+    # The line from when the night was judged stays, though runs and folders may have gone since.
     line = cause.line or evidence.likely.line
     compare = () if good is None else (f"observatory compare {good.run} {bad.run}",)
     return replace(
@@ -244,7 +244,7 @@ def _cause(
     )
 
 
-# The runs of a change, and what they tell
+# The runs of a change, and what they show
 
 
 def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _Evidence:
@@ -267,17 +267,17 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
             missing=(f"what changed: {why}",),
         )
     past = _readings(history, verdict.key, bad)
-    ours = {reading.run: reading for reading in past}
+    reading_of = {reading.run: reading for reading in past}
     missing = []
     readings = []
     for summary in (good, bad):
-        reading = ours.get(summary.run) or _reading(history, summary)
+        reading = reading_of.get(summary.run) or _reading(history, summary)
         if reading.machine is None:
             missing.append(f"the machine of {summary.run} cannot be read: only hosts and commit are compared")
         folder = _folder(summary, runs_folder)
         nodes = {} if folder is None else other_machines(folder)
         if len(summary.hosts) > 1 and not nodes:
-            missing.append(f"machines of {summary.run} but the first: its folder has no machine<k>.json")
+            missing.append(f"machines of {summary.run} except the first: its folder has no machine<k>.json")
         readings.append(replace(reading, nodes=nodes))
     changes = changes_between(readings[0], readings[1], past)
     tree = tree_words(readings[0], readings[1])
@@ -299,7 +299,7 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
 
 
 def _onset(verdict: Verdict) -> tuple[int, int, int]:
-    """Return Unix time of the first night of the change, and the ends of its interval, as far as they are known."""
+    """Return the Unix time of the first night of the change, and the ends of its interval, as far as known."""
     since_ns = verdict.started_ns if verdict.since_ns is None else verdict.since_ns
     low_ns = since_ns if verdict.since_low_ns is None else min(verdict.since_low_ns, since_ns)
     high_ns = since_ns if verdict.since_high_ns is None else max(verdict.since_high_ns, since_ns)
@@ -307,11 +307,11 @@ def _onset(verdict: Verdict) -> tuple[int, int, int]:
 
 
 def _runs(history: History, verdict: Verdict) -> tuple[Summary | None, Summary]:
-    """Return the last run that is good and the first one that is bad for sure, by the interval of the onset.
+    """Return the last good run and the first run that is certainly bad, by the interval of the onset.
 
-    Where no run is before the interval, the last one before the likeliest night is taken for good. A night that was
-    under suspicion is not good. What crept has no onset: the run of the accepted level is good, and this night's is
-    bad. A verdict that names its runs keeps them.
+    If no run precedes the interval, the last run before the likeliest night counts as good. A night under suspicion is
+    not good. Creep has no onset: the run of the accepted level is good, and tonight's run is bad. If a verdict already
+    names its runs, these are returned.
     """
     if verdict.bad_run is not None:
         return (None if verdict.good_run is None else history.find(verdict.good_run)), history.find(verdict.bad_run)
@@ -321,7 +321,7 @@ def _runs(history: History, verdict: Verdict) -> tuple[Summary | None, Summary]:
     if verdict.outcome == "creep":
         accepted = load_accepted(history, verdict.key.suite).get(verdict.key)
         of_level = None if accepted is None else _one_run(history, verdict.key, RUNS.c.id == accepted.run, newest)
-        of_level = of_level or _one_run(history, verdict.key, at <= since_ns, newest)  # That run may have been pruned.
+        of_level = of_level or _one_run(history, verdict.key, at <= since_ns, newest)  # Its run may be pruned.
         return (None if of_level is None else history.find(of_level)), history.find(verdict.run)
     judged = GATE_VERDICTS.c
     doubted = select(judged.run).where(
@@ -337,28 +337,28 @@ def _runs(history: History, verdict: Verdict) -> tuple[Summary | None, Summary]:
 def _with_further_runs(
     history: History, key: SeriesKey, good: Summary, bad: Summary
 ) -> tuple[list[Summary], list[Summary]]:
-    """Return the good run with those of the nights before it, and the bad one with its reruns: for more trials."""
+    """Return the good run with runs of earlier nights, and the bad run with its reruns, to have more trials."""
     of_case = (RUNS.c.suite == key.suite, RUNS.c.suite_case == key.case, RUNS.c.series == key.series)
     member = bad.purpose.member
     earlier = select(RUNS.c.id).where(*_of_series(key), RUNS.c.started_ns < good.started_ns)
-    again = select(RUNS.c.id).where(
+    reruns = select(RUNS.c.id).where(
         *of_case, RUNS.c.outcome == "done", RUNS.c.is_rerun == 1, RUNS.c.suite_run == (member.id if member else None)
     )
     sides = []
-    for first, query in ((good, earlier), (bad, again)):
+    for first, query in ((good, earlier), (bad, reruns)):
         with history.transaction() as connection:
             newest = query.order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(GOOD_NIGHTS - 1)
             ids = list(connection.scalars(newest))
         side = [first]
         for name in ids:
-            with suppress(Misuse):  # A run that this version cannot read only leaves fewer trials.
+            with suppress(Misuse):  # Skipping an unreadable run only means fewer trials.
                 side.append(history.find(name))
         sides.append(side)
     return sides[0], sides[1]
 
 
 def _of_series(key: SeriesKey) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions of the runs of a series that ended well, without reruns."""
+    """Return the conditions for the runs of a series that ended well, without reruns."""
     return (
         RUNS.c.suite == key.suite,
         RUNS.c.suite_case == key.case,
@@ -387,14 +387,14 @@ def _readings(history: History, key: SeriesKey, bad: Summary) -> list[Reading]:
 
 
 def _reading(history: History, summary: Summary) -> Reading:
-    """Return the reading of one run, which may be older than those that are counted."""
+    """Return the reading of one run, which may be older than the counted nights."""
     with history.transaction() as connection:
         return _reading_of(connection.execute(select(*_COLUMNS).where(RUNS.c.id == summary.run)).one())
 
 
 def _reading_of(row: Any) -> Reading:
     machine: Machine | None = None
-    with suppress(msgspec.DecodeError, RecursionError):  # Told where it matters, for the runs that are compared.
+    with suppress(msgspec.DecodeError, RecursionError):  # `_find` reports it for the compared runs.
         machine = msgspec.json.decode(row.machine_json, type=Machine)
     return Reading(
         run=row.id,
@@ -406,7 +406,7 @@ def _reading_of(row: Any) -> Reading:
 
 
 def _folder(summary: Summary, runs_folder: Path | None) -> Path | None:
-    """Return the run's folder, where it was or where folders of runs are now; None where it is gone."""
+    """Return the run's folder, from its old path or from `runs_folder`; None if it is gone."""
     stored = Path(summary.folder)
     if stored.is_dir():
         return stored

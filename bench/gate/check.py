@@ -1,4 +1,4 @@
-"""The state of a suite after its newest night: verdicts, what is missing, and which alerts belong together."""
+"""The state of a suite after its newest night: verdicts, missing results, and which alerts belong together."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ NANOSECONDS = 10**9
 LAST_YEAR = 2262
 """The first year whose nanoseconds do not fit into 64 bits."""
 CLOCK_NS = 3600 * NANOSECONDS
-"""How far the clock of a runner may be ahead of ours."""
+"""How far a runner's clock may be ahead of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteCheck:
-    """What the gate says of a suite. night: its newest run that has ended; None where none has.
+    """What the gate reports about a suite. night: its newest run that has ended, if any.
 
-    verdicts: of that night, and those that are still open of figures that it did not measure. earlier: those of nights
-    that were asked for besides, oldest first. sick: hosts whose nights are worse. visible: what the
-    figures can show; causes: of what is worse; regimes: of figures with more than one; where they were asked for.
+    verdicts: those of that night, and open ones of figures that it did not measure. earlier: verdicts of additionally
+    requested nights, oldest first. sick: hosts whose nights are worse. Only if requested: visible (changes that the
+    figures can show), causes (of worse figures), regimes (of figures with more than one).
     """
 
     suite: str
@@ -60,17 +60,17 @@ class SuiteCheck:
 
     @property
     def counts(self) -> dict[ShownOutcome, int]:
-        """How many figures of the night have each outcome."""
+        """Number of the night's figures with each outcome."""
         return dict(Counter(verdict.shown for verdict in self.verdicts))
 
     @property
     def is_regression(self) -> bool:
-        """Whether a figure is worse, for all that is known."""
+        """Whether any figure is known to be worse."""
         return any(verdict.outcome in BAD for verdict in self.verdicts)
 
     @property
     def is_missing(self) -> bool:
-        """Whether something that should be there is not."""
+        """Whether something that should be there is missing."""
         return any(absence.is_alert for absence in self.missing)
 
 
@@ -83,10 +83,10 @@ def check_suite(
     now_ns: int,
     is_judging: bool = True,
 ) -> SuiteCheck:
-    """Judge what has not been judged, and return the state after the newest night.
+    """Judge the nights that have no verdicts yet, and return the state after the newest night.
 
-    records: of the suite's runs, newest first. since_ns: verdicts of the nights from then on are returned, too.
-    is_judging: without it nothing is judged or written, and the state is that after the newest night that is judged.
+    records: the suite's runs, newest first. since_ns: also return the verdicts of all nights from then on. is_judging:
+    if False, nothing is judged or written, and the state is that after the newest judged night.
     """
     past = [record for record in records if record.started_ns <= now_ns + CLOCK_NS]
     unfinished = [record.id for record in past if is_going_on(record, now_ns) or may_be_resumed(record, past, now_ns)]
@@ -115,7 +115,7 @@ def check_suite(
 
 
 def standing_of(history: History, suite: str | None, now_ns: int) -> list[Verdict]:
-    """Return what the gate said last of each figure until now, of a suite or of all; judge nothing.
+    """Return the gate's last verdict on each figure so far, for one suite or for all; judge nothing.
 
     Raises:
         Misuse: the suite has no run in the history.
@@ -133,14 +133,14 @@ def standing_of(history: History, suite: str | None, now_ns: int) -> list[Verdic
 
 
 def with_visible(history: History, check: SuiteCheck) -> SuiteCheck:
-    """Return the check with what each figure can show with its history, as far as it has a level."""
+    """Return the check with the changes that each figure can show, for figures that have a level."""
     known = load_states(history, check.suite)
     shown = {each.key: visible(known[each.key].state.detector) for each in check.verdicts if each.key in known}
     return replace(check, visible={key: power for key, power in shown.items() if power is not None})
 
 
 def _of_the_future(history: History, records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
-    """Yield suite runs that began in the future, by a wrong clock, which may have been judged by it."""
+    """Yield suite runs that began in the future, by a wrong clock, which may already have been used to judge them."""
     for record in records:
         if record.started_ns > now_ns + CLOCK_NS:
             when = f"on {day_of(record.started_ns)}, by the clock of its runner"
@@ -154,11 +154,10 @@ def _of_the_future(history: History, records: Iterable[SuiteRecord], now_ns: int
 def _late(
     verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries], past: Sequence[SuiteRecord]
 ) -> Iterator[Missing]:
-    """Yield cases whose runs were recently left out because they began before nights that were already judged.
+    """Yield cases with a recent run that was left out because it began before nights that were already judged.
 
-    The series' later nights decide what is recent: the time at which the run began is what is wrong. A series that none
-    of the suite's last nights measured has ended, and is left out.
-    past: the suite's runs, newest first.
+    The series' later nights define what is recent, because the run's own start time is wrong. A series that is missing
+    from all of the suite's last nights has ended, and is left out. past: the suite's runs, newest first.
     """
     lately = {}
     since_ns = min((record.started_ns for record in past[:NIGHTS_SEEN]), default=0)
@@ -183,7 +182,7 @@ def require_suite(name: str, suites: Sequence[str]) -> str:
     """Return the name if the history has runs of this suite.
 
     Raises:
-        Misuse: it has none; the message offers the nearest name.
+            Misuse: the history has none; the message offers the nearest name.
     """
     if name in suites:
         return name
@@ -194,10 +193,10 @@ def require_suite(name: str, suites: Sequence[str]) -> str:
 
 
 def night_ns(text: str, records: Sequence[SuiteRecord]) -> int:
-    """Return when a night began: the id of a suite run, the beginning of one, or a day as 2026-11-23 (UTC).
+    """Return when a night began. `text` is the id of a suite run, the beginning of one, or a UTC day (2026-11-23).
 
     Raises:
-        Misuse: it is neither.
+        Misuse: no night, or more than one, matches.
     """
     matches = [record for record in records if record.id == text] or [
         record for record in records if record.id.startswith(text)

@@ -26,15 +26,15 @@ from bench.report.format import grouped
 from bench.report.table import Table, markdown, markdown_text
 from collectors.metrics.registry import METRICS
 
-# What XML 1.0 has no form for, even escaped.
+# Characters that XML 1.0 cannot represent, even escaped.
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
 _UNITS = {metric.name: metric.unit for metric in METRICS}
 
 
 def junit_xml(checks: Sequence[SuiteCheck]) -> str:
-    """Return the checks as JUnit's XML: a test suite each, a test for each figure and each thing that is missing.
+    """Return the checks as JUnit XML: one test suite per suite, one test per figure and per missing thing.
 
-    A figure that is worse is a failure; what is missing an error; what cannot be judged is skipped.
+    A worse figure is a failure, a missing thing an error; what cannot be judged is skipped.
     """
     root = ElementTree.Element("testsuites", name="observatory check")
     for check in checks:
@@ -48,8 +48,8 @@ def junit_xml(checks: Sequence[SuiteCheck]) -> str:
             errors=str(sum(kind == "error" for _, _, kind, _ in tests)),
             skipped=str(sum(kind == "skipped" for _, _, kind, _ in tests)),
         )
-        for of, name, kind, message in tests:
-            test = ElementTree.SubElement(suite, "testcase", classname=_xml(f"{check.suite}.{of}"), name=_xml(name))
+        for case, name, kind, message in tests:
+            test = ElementTree.SubElement(suite, "testcase", classname=_xml(f"{check.suite}.{case}"), name=_xml(name))
             if kind is not None:
                 ElementTree.SubElement(test, kind, message=_xml(message))
     ElementTree.indent(root)
@@ -57,7 +57,7 @@ def junit_xml(checks: Sequence[SuiteCheck]) -> str:
 
 
 def _tests(check: SuiteCheck) -> Iterator[tuple[str, str, str | None, str]]:
-    """Yield the case, the name, what it is (None of a test that passed) and the message of each test."""
+    """Yield each test's case, name, kind of problem (None if the test passed) and message."""
     for verdict in check.verdicts:
         kind = None
         if verdict.outcome in BAD:
@@ -78,7 +78,7 @@ def _sentence(check: SuiteCheck, verdict: Verdict) -> str:
 
 
 def _cause(check: SuiteCheck, verdict: Verdict) -> str | None:
-    """Return the likely cause and the next command, and all that changed where no change is blamed."""
+    """Return the likely cause and the next command, and everything that changed if no change is blamed."""
     if (words := cause_words(verdict)) is None:
         return None
     blamed = next((cause for cause in check.causes if verdict.key in {figure.key for figure in cause.figures}), None)
@@ -92,7 +92,7 @@ def _xml(text: str) -> str:
 
 
 def comment(checks: Sequence[SuiteCheck]) -> str:
-    """Return the checks for a comment on a pull request: a table of what changed, then what else there is to say."""
+    """Return the checks as a comment for a pull request: a table of changed figures, then further notes."""
     heading = "no regression"
     if any(check.is_regression for check in checks):
         heading = "regression"
@@ -116,15 +116,15 @@ def comment(checks: Sequence[SuiteCheck]) -> str:
 
 
 def _causes(check: SuiteCheck) -> list[str]:
-    """Return the causes of a suite's worse figures, each once, with the cases that have it."""
+    """Return the unique causes of a suite's worse figures, each with its cases."""
     causes = grouped((_cause(check, each), each.key.case) for each in check.verdicts if each.outcome in BAD)
     return [f"cause of {', '.join(cases)}: {words}" for words, cases in causes.items() if words is not None]
 
 
 def benchmark_records(checks: Sequence[SuiteCheck]) -> str:
-    """Return the figures in the form that PyTorch's OSS benchmark database takes: a list of records, schema v3.
+    """Return the figures in the format of PyTorch's OSS benchmark database: a list of records, schema v3.
 
-    What its uploader knows (repository, workflow, job) is left to it.
+    Repository, workflow and job are left out, because the database's uploader adds them.
     Source: github.com/pytorch/pytorch/wiki/How-to-integrate-with-PyTorch-OSS-benchmark-database
     """
     return json.dumps([_record(check, verdict) for check in checks for verdict in check.verdicts], indent=2) + "\n"

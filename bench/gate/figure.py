@@ -1,7 +1,7 @@
-"""The verdict on one figure of a night: what the detector says of it, read with the metric's direction in mind.
+"""The verdict on one figure of a night: the detector's result, interpreted with the metric's direction.
 
-A confirmed change for the worse stays open until the level is back or a person accepts the new one. An efficiency is
-read with both of its legs. A level that was accepted is held against slow creep.
+A confirmed change for the worse stays open until the level is back or a person accepts the new one. The verdict on an
+efficiency considers both of its legs. An accepted level is compared with later nights to catch slow creep.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from bench.gate.cause.definition import FindBefore, hold
+from bench.gate.cause.definition import FindBefore, compare_first_nights
 from bench.gate.cause.legs import is_of_the_baseline, legs_changed, middle_legs
 from bench.gate.detector.detector import JudgedNight, confirm_by_rerun, creep, judge, level
 from bench.gate.detector.look_back import begun_again, look_back
@@ -41,17 +41,17 @@ from collectors.metrics.gate import Outcome
 
 DAY_NS = 86_400 * 10**9
 NIGHTS_KEPT = 60
-"""Nights whose times a state keeps, to date the beginning of a change."""
+"""Nights whose times a state stores, to date the beginning of a change."""
 SMALLEST_CHANGE = SETTINGS.smallest_change
-"""What may be left of a confirmed change that counts as recovered, of the logarithm."""
+"""Remaining part of a confirmed change (logarithm) below which it counts as recovered."""
 NOISE_NIGHTS = 7
-"""How often a series is asked whether its noise has changed: what takes weeks to show can wait for one."""
+"""Nights between checks for a change of a series' noise: what takes weeks to show can wait for one."""
 RAMP_NIGHTS = 7
-"""Nights from the onset of a change to a further one that belongs to the same ramp."""
+"""Most nights from the onset of a change to a further change that belongs to the same ramp."""
 _STANDING: dict[str, Outcome] = {"level": "standing", "mixture": "mixture", "creep": "creep"}
 _OF_LEGS = (*BAD - {"redefined"}, "improvement")
 LASTING_NIGHTS = 7
-"""Nights after which a regression that is neither confirmed nor gone has a verdict of its own."""
+"""Nights after which a regression that is neither confirmed nor gone gets a verdict of its own."""
 _OUTCOMES: dict[str, Outcome] = {
     "insufficient data": "insufficient_data",
     "no change": "same",
@@ -62,7 +62,7 @@ _OUTCOMES: dict[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finding:
-    """What is found so far. change: fields of the verdict that say how much, and since when."""
+    """The result so far. change: fields of the verdict with the size and the date of the change."""
 
     outcome: Outcome
     reason: str
@@ -75,8 +75,8 @@ class _Finding:
 class Figure:
     """One figure of one run.
 
-    again: the same figure of the night's reruns. find_before: see `series_before`. accepted: the level that a person
-    accepted, which slow creep is judged against.
+    again: the same figure in the night's reruns. find_before: see `series_before`. accepted: the level that a person
+    accepted, against which slow creep is judged.
     """
 
     key: SeriesKey
@@ -88,7 +88,7 @@ class Figure:
     accepted: AcceptedLevel | None
 
     def judge(self, known: KnownSeries | None) -> tuple[Verdict, KnownSeries]:
-        """Return the verdict, and what is known of the series afterwards."""
+        """Return the verdict, and the state of the series afterwards."""
         started_ns = self.summary.started_ns
         state = GateState(detector=SeriesState()) if known is None else known.state
         if known is not None and started_ns < known.last_ns - DAY_NS:
@@ -97,7 +97,7 @@ class Figure:
                 " the history late"
             )
             return self._verdict("late", reason, number=state.nights[-1][0]), known
-        # Two runs of a day are two nights. Whichever is read first is the earlier one.
+        # Two runs on one day count as two nights; the one that is read first is the earlier night.
         number = max(started_ns // DAY_NS, state.nights[-1][0] + 1 if state.nights else 0)
         nights = (*state.nights, (number, started_ns))[-NIGHTS_KEPT:]
         own = self.value.legs
@@ -108,7 +108,7 @@ class Figure:
             judged = confirm_by_rerun(judged.state, tuple(reruns))
         if state.open is None and state.attribution is not None and state.attribution.is_code_on(self.suite_run):
             judged = page_by_pairs(judged, self._worse)
-        finding, detector = self._found(judged, state, nights)
+        finding, detector = self._finding(judged, state, nights)
         finding = self._with_legs(finding, legs, nights, state)
         finding = self._against_accepted(finding, detector, state, legs, nights)
         finding = self._within_margin(finding)
@@ -151,26 +151,26 @@ class Figure:
 
     # From the detector's verdict to the gate's
 
-    def _found(
+    def _finding(
         self, judged: JudgedNight, state: GateState, nights: Sequence[tuple[int, int]]
     ) -> tuple[_Finding, SeriesState]:
-        """Return what this night and the nights before it say, and the detector's state after that."""
+        """Return the result of this night and the nights before it, and the detector's state after it."""
         times = dict(nights)
         if judged.state.unchanged is None:  # The series has no level of its own yet.
             return self._first_nights(judged, state.open, nights), judged.state
         outcome, opened = self._outcome(judged, state.open, nights)
         change = self._change(judged, outcome, opened, times)
         reason, is_new = dated_reason(judged, times), judged.is_new
-        # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
+        # The detector takes a return for the end of a change; a return to a worse level begins on this night.
         if judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged):
             reason, is_new = f"an improvement is lost: {reason}", True
         if outcome == "confirmed" and opened is not None and self._has_worse_alert(judged):
-            reason = f"{reason}; on top of what is worse since {day_of(opened.since_ns)}"
+            reason = f"{reason}; in addition to the regression since {day_of(opened.since_ns)}"
         if outcome == "lasting":
-            reason = f"{reason}; it is open for {LASTING_NIGHTS} nights or more, and can be accepted if they agree"
+            reason = f"{reason}; it has been open for {LASTING_NIGHTS} nights or more; accept it if these agree"
         is_still_open = opened is not None and state.open is not None and opened.since_ns == state.open.since_ns
         if opened is not None and is_still_open and not self._has_worse_alert(judged):
-            is_new = False  # A further page of the same ramp updates the one that is open.
+            is_new = False  # A further page of the same ramp updates the open change.
             outcome, reason = opened.outcome, opened.reason or reason
             change["definition"] = opened.definition
         finding = _Finding(outcome=outcome, reason=reason, opened=opened, change=change, is_new=is_new)
@@ -179,7 +179,7 @@ class Figure:
     def _looked_back(
         self, finding: _Finding, judged: JudgedNight, times: Mapping[int, int]
     ) -> tuple[_Finding, SeriesState]:
-        """Return what stands when all nights of the regime are looked at, and the state whose regime begins with it."""
+        """Return the lasting change, if any, that all nights of the regime show, and the state with its new regime."""
         standing = look_back(judged.state)
         if standing is None:
             return finding, judged.state
@@ -208,7 +208,7 @@ class Figure:
                 reason=reason,
             )
             outcome = opened.outcome
-        else:  # On top of a change that is open: its size is that of both, and it is dated by this one.
+        else:  # On top of an open change: the size is that of both, and this change gives the date.
             outcome = "confirmed"
             opened = msgspec.structs.replace(
                 opened,
@@ -232,7 +232,7 @@ class Figure:
         nights: Sequence[tuple[int, int]],
         state: GateState,
     ) -> _Finding:
-        """Return the finding on an efficiency with what its run and its baseline did."""
+        """Return the finding on an efficiency, extended by the changes of its run's and its baseline's rates."""
         if not legs or finding.change.get("since_ns") is None or finding.outcome not in _OF_LEGS:
             return finding
         own_ratio, baseline_ratio = legs_changed(legs, nights, finding.change["since_ns"])
@@ -250,12 +250,12 @@ class Figure:
         legs: Sequence[tuple[float, float]],
         nights: Sequence[tuple[int, int]],
     ) -> _Finding:
-        """Return the finding, or that the newest nights have crept away from the level that a person accepted."""
+        """Return the finding, or a finding that the newest nights have crept away from the accepted level."""
         accepted = self.accepted
         crept = None if accepted is None else creep(detector, math.log(accepted.level))
         if accepted is None or crept is None or not crept.has_crept or crept.log_change * self._worse <= 0:
             return finding
-        # A level that was accepted after few nights is known no better than they tell.
+        # A level that was accepted after few nights has a wide interval of its own.
         if abs(crept.log_change) <= math.hypot((crept.high - crept.low) / 2, state.accepted_half_width):
             return finding
         reason = f"against the level that {accepted.who} accepted: {accepted.because}"
@@ -264,7 +264,7 @@ class Figure:
             return replace(finding, reason=f"{finding.reason}; {percent:+.1f} % {reason}")
         change = {**_sized(crept.log_change, crept.low, crept.high), "since_ns": accepted.accepted_ns}
         outcome: Outcome = "creep"
-        # An older version did not keep them; the nights before tell, as long as they are known.
+        # Older versions did not store the legs; the earlier nights have them as long as they are known.
         at_level = state.accepted_legs or middle_legs(legs, nights, until_ns=accepted.accepted_ns)
         if at_level is not None and (newest := middle_legs(legs, nights)) is not None:
             own_ratio, baseline_ratio = (newest[side] / at_level[side] for side in (0, 1))
@@ -275,10 +275,10 @@ class Figure:
         return replace(finding, outcome=outcome, reason=reason, change=change)
 
     def _within_margin(self, finding: _Finding) -> _Finding:
-        """Return the finding, as accepted where it is worse by no more than the margin of the case."""
+        """Return the finding, marked as accepted if it is worse by no more than the margin of the case."""
         if finding.outcome not in BAD or self._margin is None:
             return finding
-        if not _is_within(finding.change["change_ratio"], self._margin):
+        if abs(math.log(finding.change["change_ratio"])) > math.log1p(self._margin):
             return finding
         reason = f"{finding.reason}; within the margin of {100 * self._margin:g} % that the suite file gives the case"
         return replace(finding, outcome="accepted", reason=reason)
@@ -286,27 +286,26 @@ class Figure:
     def _first_nights(
         self, judged: JudgedNight, opened: OpenChange | None, nights: Sequence[tuple[int, int]]
     ) -> _Finding:
-        """Return what a new series' first nights say.
+        """Return the finding on a new series' first nights.
 
-        They are held against the last level of the series before, if the definition of the case changed.
+        If the definition of the case changed, they are compared with the last level of the previous series.
         """
         first_ns = nights[0][1]
         before = None if self.accepted is not None else self.find_before(self.key, self.summary, first_ns)
-        held = None
+        comparison = None
         if before is not None and len(nights) >= before.nights:
-            held = hold(before.series.state.detector, judged.state)
-        if before is None or held is None:
+            comparison = compare_first_nights(before.series.state.detector, judged.state)
+        if before is None or comparison is None:
             return _Finding(outcome="insufficient_data", reason=judged.reason, opened=None, change={"since_ns": None})
-        fields = _sized(
-            held.log_change, held.log_change - held.change_half_width, held.log_change + held.change_half_width
-        )
+        log_change, half_width = comparison.log_change, comparison.change_half_width
+        fields = _sized(log_change, log_change - half_width, log_change + half_width)
         fields |= {"since_ns": first_ns, "definition": before.words}
-        is_change = held.p_value <= SETTINGS.alert_p and abs(held.log_change) >= SMALLEST_CHANGE
+        is_change = comparison.p_value <= SETTINGS.alert_p and abs(log_change) >= SMALLEST_CHANGE
         since = f"since the case definition changed ({before.words})"
-        if is_change and held.log_change * self._worse > 0:
+        if is_change and log_change * self._worse > 0:
             now = OpenChange(
-                log_level=held.log_level,
-                half_width=held.half_width,
+                log_level=comparison.log_level,
+                half_width=comparison.half_width,
                 since_ns=first_ns,
                 since_low_ns=None,
                 since_high_ns=None,
@@ -314,7 +313,7 @@ class Figure:
                 reason=since,
                 definition=before.words,
                 against=before.series.key.series,
-                own_half_width=held.own_half_width,
+                own_half_width=comparison.own_half_width,
             )
             runs = {"good_run": before.series.last_run, "bad_run": self.summary.run}
             return _Finding(
@@ -330,7 +329,7 @@ class Figure:
 
     @property
     def _margin(self) -> float | None:
-        """The largest change that does not matter, where the suite file says so."""
+        """The largest change that does not matter, if the suite file sets one."""
         member = self.summary.purpose.member
         return None if member is None else member.margin
 
@@ -340,11 +339,11 @@ class Figure:
         return 1 if self.value.metric.better == "lower" else -1
 
     def _has_worse_alert(self, judged: JudgedNight) -> bool:
-        """Whether reruns of this night, or of one of the last, show a change for the worse that is not confirmed."""
+        """Whether reruns of this or a recent night show a change for the worse that is not confirmed yet."""
         return judged.verdict == "alert" and judged.alert is not None and judged.alert.direction == self._worse
 
     def _has_worse_page(self, judged: JudgedNight) -> bool:
-        """Whether nights confirm a change for the worse, which the detector may take for the end of another change."""
+        """Whether later nights confirm a change for the worse; the detector may take it for the end of another."""
         alert = judged.alert
         is_page = judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2
         return is_page and alert is not None and alert.direction == self._worse
@@ -354,11 +353,11 @@ class Figure:
     ) -> tuple[Outcome, OpenChange | None]:
         """Return the outcome of the night, and the change that is open after it.
 
-        A confirmed change for the worse stays open until the level is back, or a person accepts the new one. Where
-        later nights confirm a further one, the open change is both together.
+        A confirmed change for the worse stays open until the level is back, or a person accepts the new one. If later
+        nights confirm a further change, the open change combines both.
         """
         alert, times = judged.alert, dict(nights)
-        if self._has_worse_page(judged) and alert is not None:  # Also a return: what went back was an improvement.
+        if self._has_worse_page(judged) and alert is not None:  # Or an improvement that went back.
             return "confirmed", _opened(alert, judged, times) if opened is None else _further(opened, alert, times)
         if opened is not None:
             is_page = judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2
@@ -371,7 +370,7 @@ class Figure:
         return _OUTCOMES[judged.verdict], None
 
     def _is_back(self, judged: JudgedNight, opened: OpenChange) -> bool:
-        """Whether the level is where it was before the open change, now that it has changed for the better."""
+        """Whether the level, after a change for the better, is back where it was before the open change."""
         change = _change_since(judged, opened)
         if change is None:
             return False
@@ -381,13 +380,13 @@ class Figure:
     def _change(
         self, judged: JudgedNight, outcome: Outcome, opened: OpenChange | None, times: Mapping[int, int]
     ) -> dict[str, Any]:
-        """Return the fields of the verdict that say how much, and since when."""
+        """Return the fields of the verdict with the size and the date of the change."""
         if outcome == "confirmed" and opened is not None:
             change = _change_since(judged, opened)
             assert change is not None, "a confirmed change has nights after it"
             middle, half_width = change
             if judged.alert is not None and self._has_worse_alert(judged):
-                # A further change that is not confirmed: the level does not have it yet.
+                # A further, unconfirmed change: the level does not include it yet.
                 middle += judged.alert.log_change
                 half_width = math.hypot(half_width, (judged.alert.log_change_high - judged.alert.log_change_low) / 2)
                 opened = _further(opened, judged.alert, times)
@@ -432,15 +431,15 @@ class Figure:
 
 
 def _sized(log_change: float, low: float, high: float) -> dict[str, Any]:
-    """Return the fields of a verdict that say how much: ratios, from logarithms."""
+    """Return the fields of a verdict with the size of a change: ratios, from logarithms."""
     return {"change_ratio": math.exp(log_change), "low": math.exp(low), "high": math.exp(high)}
 
 
 def _opened(alert: SeriesAlert, judged: JudgedNight, times: Mapping[int, int]) -> OpenChange:
-    """Return the change that is open after it was confirmed."""
+    """Return the open change after its confirmation."""
     present = level(judged.state)
     assert present is not None, "a page has a level after it"
-    # The change's interval has the errors of both levels in it.
+    # The change's interval includes the errors of both levels.
     both, after = (alert.log_change_high - alert.log_change_low) / 2, (present.high - present.low) / 2
     return OpenChange(
         log_level=present.log_level - alert.log_change,
@@ -453,9 +452,9 @@ def _opened(alert: SeriesAlert, judged: JudgedNight, times: Mapping[int, int]) -
 
 
 def _further(opened: OpenChange, alert: SeriesAlert, times: Mapping[int, int]) -> OpenChange:
-    """Return an open change with one on top of it, by which it is dated: of the first one people know.
+    """Return an open change with a further one on top, which gives the date; people already know about the first.
 
-    One within `RAMP_NIGHTS` of the last that is no larger than all before it is the same ramp: the change is updated.
+    A change within `RAMP_NIGHTS` of the last that is no larger than all before it is the same ramp: it only updates it.
     """
     onset_ns = times.get(alert.onset, max(times.values()))
     newest_ns = opened.since_ns if opened.newest_ns is None else opened.newest_ns
@@ -465,7 +464,7 @@ def _further(opened: OpenChange, alert: SeriesAlert, times: Mapping[int, int]) -
 
 
 def _on_top(opened: OpenChange, since_ns: int, low_ns: int | None, high_ns: int | None) -> OpenChange:
-    """Return an open change that is dated by a further one."""
+    """Return an open change with the date of a further one."""
     return msgspec.structs.replace(
         opened,
         since_ns=since_ns,
@@ -479,20 +478,15 @@ def _on_top(opened: OpenChange, since_ns: int, low_ns: int | None, high_ns: int 
     )
 
 
-def _is_within(change_ratio: float, margin: float) -> bool:
-    """Whether a change, up or down, is no more than the margin."""
-    return abs(math.log(change_ratio)) <= math.log1p(margin)
-
-
 def _is_equivalent(judged: JudgedNight, margin: float) -> bool:
-    """Whether the night shows that nothing has changed by more than the margin."""
+    """Whether the night shows that nothing changed by more than the margin."""
     if judged.log_value is None or judged.expected_log is None or judged.half_width is None:
         return False
     return abs(judged.log_value - judged.expected_log) + judged.half_width <= math.log1p(margin)
 
 
 def _change_since(judged: JudgedNight, opened: OpenChange) -> tuple[float, float] | None:
-    """Return the logarithm of the present level over that before the open change, and half of its 95 % interval."""
+    """Return the log ratio of the present level to that before the open change, and half of its 95 % interval."""
     present = level(judged.state)
     if present is None:
         return None

@@ -1,4 +1,4 @@
-"""The figures of a run that the gate judges: which metrics, and each one's trials as the detector takes them."""
+"""The figures of a run that the gate judges: their metrics, and their trials in the detector's form."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ GATED: tuple[Metric, ...] = (
     RUN_COPY_BANDWIDTH,
     RUN_PAIR_BANDWIDTH,
 )
-"""What is judged each night, main figures first. Others follow from these or explain them: tokens per second is the
-mean step's mirror image, and the parts of a step say where a change of it went."""
+"""Metrics that are judged each night, main ones first. Others follow from these or explain them: tokens per second is
+the mirror image of the mean step, and the parts of a step show the cause of its change.
+"""
 GATED_BY_TOKENS = RUN_TOKENS_PER_SECOND_PER_DEVICE
-"""What takes the place of the step in a watched run whose steps have unequal work, by the tokens that it declares."""
+"""Metric that replaces the step in a watched run whose steps have unequal work and that declares its tokens."""
 GATED_BY_NAME = {metric.name: metric for metric in (*GATED, GATED_BY_TOKENS)}
 NAMES = {
     RUN_STEP_SECONDS.name: "step",
@@ -53,13 +54,13 @@ NAMES = {
     RUN_COPY_BANDWIDTH.name: "copy",
     RUN_PAIR_BANDWIDTH.name: "pair",
 }
-"""The gated metrics in a few words."""
+"""Short names of the gated metrics."""
 _OF_STEPS = frozenset({RUN_STEP_SECONDS.name, RUN_MEAN_STEP_SECONDS.name})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legs:
-    """What an efficiency is made of: tokens per second and rank of the run, and of its baseline."""
+    """The two rates of an efficiency: tokens per second and rank of the run, and of its baseline."""
 
     own: float
     baseline: float
@@ -67,7 +68,7 @@ class Legs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedValue:
-    """A figure of a run. value: the median over trials. legs: of an efficiency."""
+    """A figure of a run. value: the median over trials. legs: only for an efficiency."""
 
     metric: Metric
     labels: dict[str, str]
@@ -95,9 +96,10 @@ def placement_of(hosts: Iterable[str]) -> str:
 
 
 def gated_metrics(summary: Summary) -> tuple[Metric, ...]:
-    """Return what the gate judges of a run.
+    """Return the metrics that the gate judges for a run.
 
-    Of a watched run whose work differs from step to step it judges the rate by tokens, or without them no time at all.
+    For a watched run whose work differs from step to step this includes the token rate instead of step times, or no
+    time at all if the run declares no tokens.
     """
     if summary.watched is None or summary.watched.work in ("even", "unknown"):
         return GATED
@@ -106,16 +108,16 @@ def gated_metrics(summary: Summary) -> tuple[Metric, ...]:
 
 
 def why_step_not_gated(summary: Summary) -> str | None:
-    """Return why the gate judges no time of a run; None where it does."""
+    """Return why the gate judges no time of a run; None if it does."""
     if summary.watched is None or summary.watched.work != "uneven":
         return None
-    return f"{summary.watched.work_reason}; `with step(tokens=...)` in the program makes a rate of it that is judged"
+    return f"{summary.watched.work_reason}; use `with step(tokens=...)` in the program to judge its token rate"
 
 
 def gated_values(summary: Summary) -> Iterator[GatedValue]:
     """Yield the figures of a run that the gate judges, main ones first.
 
-    Values that are not positive have no logarithm and are left out: a bandwidth of 0 is a failed trial.
+    Figures with a trial of 0 or less are left out, because it has no logarithm: a bandwidth of 0 is a failed trial.
     """
     for metric in gated_metrics(summary):
         for estimate in of_metric(summary.estimates, metric):
@@ -127,7 +129,7 @@ def gated_values(summary: Summary) -> Iterator[GatedValue]:
 
 
 def log_trials(summary: Summary, metric: str, labels: str) -> list[float]:
-    """Return the trials of one figure, of the logarithm; none where the run lacks it. labels: as JSON, sorted."""
+    """Return the logarithms of one figure's trials; an empty list if the run lacks it. labels: as JSON, sorted."""
     for value in gated_values(summary):
         if value.metric.name == metric and msgspec.json.encode(value.labels, order="sorted").decode() == labels:
             return [trial.log_median for trial in value.trials]
@@ -135,7 +137,7 @@ def log_trials(summary: Summary, metric: str, labels: str) -> list[float]:
 
 
 def without_logarithms(summary: Summary) -> Iterator[tuple[Metric, dict[str, str]]]:
-    """Yield the figures of a run that cannot be judged because a trial is not positive, by metric and labels."""
+    """Yield metric and labels of the figures of a run that cannot be judged because a trial is not positive."""
     for metric in gated_metrics(summary):
         for estimate in of_metric(summary.estimates, metric):
             if not _has_logarithms(estimate.trials):
@@ -163,13 +165,13 @@ def _efficiencies(summary: Summary) -> Iterator[GatedValue]:
 
 
 def _samples(summary: Summary, metric: Metric, values: Sequence[float]) -> tuple[TrialSample, ...]:
-    """Return the trials as the detector takes them. What has no steps has no spread of them either."""
+    """Return the trials in the detector's form. Metrics without steps also have no spread of steps."""
     spreads = summary.step_spreads if metric.name in _OF_STEPS else ()
     placement = placement_of(summary.hosts)
     return tuple(
         TrialSample(
             log_median=math.log(value),
-            # The deviation of logarithms is the relative one, as long as it is small.
+            # The deviation of logarithms equals the relative deviation as long as it is small.
             mad=spreads[trial] if trial < len(spreads) else 0.0,
             steps=steps_of_a_trial(summary),
             placement=placement,

@@ -1,4 +1,4 @@
-"""Alerts of a night, grouped by what they share: strategy, shape, ranks, host or commit."""
+"""Alerts of a night, grouped by what they share, for example strategy, shape, ranks, host or commit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bench.gate.verdicts import BAD, Verdict
 
 LEAST_ALERTS = 2
 SURE = 0.01
-"""How improbable it must be that the alerts have an attribute in common by chance."""
+"""Largest p-value of an attribute that alerts share: the probability that they share it by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Alerts that share an attribute. shared: such as ("host", "node7"); None of alerts that share nothing.
+    """Alerts that share an attribute. shared: for example ("host", "node7"); None if an alert shares nothing.
 
-    others: figures of the night with this attribute that are well. p_value: of sharing it by chance.
+    others: figures of the night with this attribute that are not worse. p_value: of sharing it by chance.
     """
 
     shared: tuple[str, str] | None
@@ -40,11 +40,12 @@ def _attributes(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def group_alerts(verdicts: Sequence[Verdict]) -> tuple[Group, ...]:
-    """Return the alerts among the verdicts of a night, largest group first; each is in one group.
+    """Return the alerts among the verdicts of a night, largest group first; each alert is in one group.
 
-    The attribute is taken that explains most, by the hypergeometric test of the alerts that have it against the figures
-    that have it and are well (Fisher's exact test, one-sided); then the next one explains what is left. An attribute of
-    all figures of the night explains nothing; where most of them are alerts, they are one group, of the suite.
+    The attribute that explains most forms a group, by the hypergeometric test of alerts against well figures with this
+    attribute (Fisher's exact test, one-sided). The next attribute explains the remaining alerts, and so on. An
+    attribute that all figures of the night share explains nothing; if most figures are alerts, these form one group,
+    named after the suite.
     """
     alerts = [verdict for verdict in verdicts if verdict.outcome in BAD]
     well = [verdict for verdict in verdicts if verdict.outcome not in BAD]
@@ -67,7 +68,7 @@ def group_alerts(verdicts: Sequence[Verdict]) -> tuple[Group, ...]:
 
 
 def _best(alerts: Sequence[Verdict], well: Counter[tuple[str, str]], figures: int) -> Group | None:
-    """Return the group that is least probable by chance. well: how many figures with each attribute are well."""
+    """Return the group that is least probable by chance. well: number of well figures with each attribute."""
     from scipy.stats import hypergeom
 
     having: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
@@ -79,7 +80,8 @@ def _best(alerts: Sequence[Verdict], well: Counter[tuple[str, str]], figures: in
         others = well[shared]
         if len(members) < LEAST_ALERTS or len(members) + others == figures:
             continue
-        # So many of the figures with the attribute are alerts, or more, if alerts fell on figures at random.
+        # Probability that at least so many of the figures with the attribute are alerts, if alerts hit figures at
+        # random.
         p_value = float(hypergeom.sf(len(members) - 1, figures, len(alerts), len(members) + others))
         if p_value <= SURE and (best is None or p_value < best.p_value):
             best = Group(shared=shared, alerts=tuple(members), others=others, p_value=p_value)

@@ -1,6 +1,7 @@
 """What a night lacks: a suite that did not run, a case that failed or vanished, a figure that stopped.
 
-Missing data is an alert of its own: a gate that judges only what is there is green on the night on which nothing ran.
+Missing data is an alert of its own: a gate that judges only existing data would be green on a night on which nothing
+ran.
 """
 
 from __future__ import annotations
@@ -34,21 +35,22 @@ Kind = Literal[
     "not_positive",
     "uneven",
 ]
-"""late, clock: runs that began before a judged night, or in the future. left_out: by request, as of a budget.
-unfinished: an interrupted suite run of a suite that has no period. new_series: what came before is of no use to judge
-it. not_positive: a figure that was never judged, since a trial of it is 0 or less. uneven: the step of a watched run
-whose work differs from step to step. These five are no alerts."""
+"""late, clock: runs that began before a judged night, or in the future. left_out: left out by request, for example by a
+budget. unfinished: an interrupted run of a suite without a period. new_series: earlier nights cannot be used to judge
+it. not_positive: a figure that was never judged because one of its trials is 0 or less. uneven: the step of a watched
+run whose work differs from step to step. The last five are no alerts.
+"""
 LATE_RATIO = 1.25
-"""Periods from one beginning of a suite to the next after which it was not run, as the alert SuiteNotRun has it."""
+"""A suite counts as not run this many periods after its last beginning; the alert SuiteNotRun uses the same ratio."""
 STALLED_NS = 3600 * 10**9
-"""How long nothing may happen in a suite run that goes on."""
+"""How long an active suite run may make no progress."""
 NIGHTS_SEEN = 3
-"""How many earlier nights tell what a night should have."""
+"""Number of earlier nights that define what a night should have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Something that is not there. what: the suite, a case, or a figure of one. reason: in a sentence."""
+    """Something that is missing. what: the suite, a case, or a figure of a case. reason: as a sentence."""
 
     kind: Kind
     suite: str
@@ -62,25 +64,25 @@ class Missing:
 
 
 def day_of(time_ns: int) -> str:
-    """Return the day of a Unix time, in UTC."""
+    """Return the UTC day of a Unix time."""
     return f"{datetime.fromtimestamp(time_ns / 1e9, tz=UTC):%Y-%m-%d}"
 
 
 def with_day(reason: str, number: int, times: Mapping[int, int]) -> str:
-    """Return the reason with the day of a night in place of `{night}`. times: of nights by their numbers."""
-    # Of a night that is no longer known the number itself counts days since 1970.
+    """Return the reason with a night's day in place of `{night}`. times: Unix times of nights by number."""
+    # The number of a night with an unknown time itself counts days since 1970.
     return reason.replace("{night}", day_of(times.get(number, number * 86_400 * 10**9)))
 
 
 def is_going_on(record: SuiteRecord, now_ns: int) -> bool:
-    """Whether the suite run goes on, as far as its record tells."""
+    """Whether the suite run is still active, according to its record."""
     return record.outcome == "running" and now_ns - record.progress_ns < STALLED_NS
 
 
 def may_be_resumed(record: SuiteRecord, records: Sequence[SuiteRecord], now_ns: int) -> bool:
     """Whether the suite run may still be finished, so that it is not judged yet.
 
-    It has not ended well, no later one has begun, and its period, or a day, has not passed.
+    It has not ended well, no later one has begun, and its period (a day, if it has none) has not passed.
     """
     period_ns = (86_400 if record.period_s is None else record.period_s) * 1e9
     is_last = all(other.started_ns <= record.started_ns for other in records)
@@ -96,7 +98,7 @@ def missing_in(
 ) -> tuple[Missing, ...]:
     """Return what is missing in the newest night of a suite.
 
-    records: of its runs, newest first; at least one. known: what the gate knows of its series after that night.
+    records: of its runs, newest first; at least one. known: the suite's series after that night.
     """
     newest = records[0]
     ended = next((record for record in records if not is_going_on(record, now_ns)), None)
@@ -147,17 +149,17 @@ def runs_by_case(history: History, night: SuiteRecord) -> dict[str, Summary]:
 
 
 def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[str]) -> Iterator[Missing]:
-    """Yield the cases that failed, and those that earlier nights have and this one has not."""
-    named = [name for name, run in runs.items() if run.outcome in FAILED and night.has_failed(name)]
-    # A fire drill that went on to its end has failed with a run that is done.
-    named += [name for name in night.failed or () if name not in named and name in runs]
-    for name in named:
+    """Yield the cases that failed, and those that earlier nights have but this night lacks."""
+    failed_names = [name for name, run in runs.items() if run.outcome in FAILED and night.has_failed(name)]
+    # A fire drill that should have failed but ran to its end has failed, although its run is done.
+    failed_names += [name for name in night.failed or () if name not in failed_names and name in runs]
+    for name in failed_names:
         yield Missing(kind="failed", suite=night.suite, what=name, reason=_why_failed(night, runs[name]))
-    counted = sum(night.cases.get(outcome, 0) for outcome in FAILED)
-    if counted > len(named):
-        unknown = [name for name in night.failed or () if name not in named]
+    failed_count = sum(night.cases.get(outcome, 0) for outcome in FAILED)
+    if failed_count > len(failed_names):
+        unknown = [name for name in night.failed or () if name not in failed_names]
         names = f" ({', '.join(unknown)})" if unknown else ""
-        reason = f"{plural(counted - len(named), 'more case')} failed without a run in the history{names}"
+        reason = f"{plural(failed_count - len(failed_names), 'more case')} failed without a run in the history{names}"
         yield Missing(kind="failed", suite=night.suite, what=night.suite, reason=reason)
     if skipped := night.cases.get("skipped", 0):
         reason = f"{plural(skipped, 'case')} cannot run there; `observatory suite show {night.id}` shows why"
@@ -181,7 +183,7 @@ def _why_failed(night: SuiteRecord, run: Summary) -> str:
 def _figures(
     history: History, night: SuiteRecord, runs: Mapping[str, Summary], known: Iterable[KnownSeries], since_ns: int
 ) -> Iterator[Missing]:
-    """Yield figures that a case measured since then and no longer has, and cases that belong to a new series."""
+    """Yield figures that a case measured since then and no longer measures, and cases that belong to a new series."""
     by_case: dict[str, list[KnownSeries]] = {}
     for figure in known:
         by_case.setdefault(figure.key.case, []).append(figure)
@@ -204,19 +206,19 @@ def _figures(
                     and since_ns <= figure.last_ns < run.started_ns
                 ):
                     is_zero = (figure.key.metric, figure.key.labels) in zeros
-                    why = "a trial of it is not positive and cannot be judged; " if is_zero else ""
+                    why = "one of its trials is not positive and cannot be judged; " if is_zero else ""
                     yield Missing(
                         kind="stopped",
                         suite=night.suite,
                         what=_figure_name(name, figure.key.metric, figure.key.labels),
-                        reason=f"{why}it was measured last on {day_of(figure.last_ns)}",
+                        reason=f"{why}it was last measured on {day_of(figure.last_ns)}",
                     )
             for metric, labels in sorted(zeros - {(figure.key.metric, figure.key.labels) for figure in same}):
                 yield Missing(
                     kind="not_positive",
                     suite=night.suite,
                     what=_figure_name(name, metric, labels),
-                    reason="a trial of it is 0 or less, which has no logarithm, so that it is not judged",
+                    reason="one of its trials is 0 or less, which has no logarithm, so it is not judged",
                 )
         others = [figure for figure in of_case if figure.key.series != series]
         if others and all(len(figure.state.nights) <= 1 for figure in same):
@@ -234,7 +236,7 @@ def _figure_name(case: str, metric: str, labels: str) -> str:
 
 
 def _difference(history: History, last: KnownSeries, run: Summary) -> str:
-    """Say why the run is of another series than the nights before it."""
+    """Return why the run belongs to a different series than the nights before it."""
     try:
         before = history.find(last.last_run)
     except Misuse:

@@ -1,7 +1,7 @@
-"""Judging the nights of a suite: each new run of the history against what is known of its series.
+"""Judge the nights of a suite: each new run of the history against its series.
 
-A night is one run of the suite. What a night says depends on the nights before it and on its own reruns alone, so that
-it is the same whether it is judged at its end or weeks later.
+A night is one run of the suite. Its verdicts depend only on the nights before it and on its own reruns, so they are the
+same whether it is judged at its end or weeks later.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from bench.store.schema import RUNS
 from bench.store.summary import Summary, series_of
 
 RACES = 5
-"""How often judging begins anew since another process has judged meanwhile."""
+"""Most restarts of judging after another process has judged the same suite."""
 FALSE_DISCOVERY_RATIO = 0.1
-"""Share of a night's new alerts that may be false: one alert in ten is what people put up with."""
+"""Share of a night's new alerts that may be false: people put up with one false alert in ten."""
 LATE_NS = 30 * DAY_NS
-"""How far back runs are searched that came into the history after a later night was judged."""
+"""How far back to search for runs that reached the history after a later night was judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteNight:
-    """A run of the suite: the runs of its cases, and of their reruns, by the case's name."""
+    """A run of the suite. runs, reruns: the runs of its cases, and their reruns, by case name."""
 
     suite_run: str
     runs: dict[str, list[Summary]]
@@ -55,9 +55,9 @@ class SuiteNight:
 def judge_nights(
     history: History, suite: str, *, now_ns: int | None = None, unfinished: Collection[str] = ()
 ) -> list[Verdict]:
-    """Judge what has not been judged, oldest night first; keep and return the verdicts.
+    """Judge the nights that have no verdicts yet, oldest first; store and return the verdicts.
 
-    now_ns: runs that began later are not judged. unfinished: ids of suite runs that are judged when they have ended.
+    now_ns: later runs are not judged. unfinished: ids of suite runs to judge only after they have ended.
     """
     all_verdicts: list[Verdict] = []
     for _ in range(RACES):
@@ -71,15 +71,15 @@ def judge_nights(
                 known |= {key: replace(series, revision=series.revision + 1) for key, series in after.items()}
                 all_verdicts += verdicts
             return all_verdicts
-        except Raced:  # Another process judges the same nights: what it has kept is not judged again.
+        except Raced:  # Another process judges the same nights; its verdicts are not judged again.
             continue
     raise InfrastructureFailed(f"suite {suite} is being judged by other processes; try again")
 
 
 def _states(history: History, suite: str, now_ns: int | None) -> dict[SeriesKey, KnownSeries]:
-    """Return what is known of each series as of its last night until now.
+    """Return the series of the suite, each as of its last night until now.
 
-    A night in the future was judged by a clock that was wrong, and must not keep the nights after it from being judged.
+    A night in the future was judged by a wrong clock, and must not prevent later nights from being judged.
     """
     known = load_states(history, suite)
     for key, series in known.items():
@@ -90,10 +90,11 @@ def _states(history: History, suite: str, now_ns: int | None) -> dict[SeriesKey,
 
 
 def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, bool]:
-    """Return the cases of this suite run that are to be measured once more tonight, most suspicious first.
+    """Return the cases of this suite run to measure again tonight, most suspicious first.
 
-    The detector suspects them, also those that are worse already. Of each, whether its scaling efficiency is suspected:
-    then its baseline is to be measured again, too. Nothing is kept: the verdict is made when the reruns are there.
+    These are cases that the detector suspects, including those that are already worse. The value says whether the
+    case's scaling efficiency is suspected; if so, its baseline should also be measured again. Nothing is stored: the
+    verdict follows when the reruns are done.
     """
     least: dict[str, float] = {}
     is_efficiency: dict[str, bool] = {}
@@ -106,7 +107,7 @@ def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, b
 
 
 def judge_without_keeping(history: History, suite: str, suite_run: str) -> list[tuple[Verdict, KnownSeries]]:
-    """Return the verdicts of a suite run as they would be now, each with what would be known of its series."""
+    """Return a suite run's verdicts as of now, each with the state its series would have; store nothing."""
     with history.transaction() as connection:
         tonight_ns = connection.scalar(select(func.max(RUNS.c.started_ns)).where(RUNS.c.suite_run == suite_run))
     known = _states(history, suite, tonight_ns)
@@ -165,11 +166,11 @@ def judge_night(
     accepted: Mapping[SeriesKey, AcceptedLevel],
     find_before: FindBefore,
 ) -> tuple[list[Verdict], dict[SeriesKey, KnownSeries]]:
-    """Judge the runs of a night; return the verdicts, and what is known of their series afterwards.
+    """Judge the runs of a night; return the verdicts, and the states of their series afterwards.
 
-    known: what is known of all series; new states take the places of those that they are made from, since both of
-    20,000 series would be too much memory. accepted: levels that people have accepted, against which slow creep is
-    judged. find_before: finds the series whose last level a new one is held against.
+    known: states of all series, replaced by the new ones, since both states of 20,000 series would take too much
+    memory. accepted: levels that people have accepted, against which slow creep is judged. find_before: finds the
+    previous series with whose last level a new one is compared.
     """
     verdicts: list[Verdict] = []
     after: dict[SeriesKey, KnownSeries] = {}
@@ -185,14 +186,14 @@ def judge_night(
                     metric=value.metric.name,
                     labels=labels_of(value.labels),
                 )
-                again = _again(reruns, summary, value)
-                figure = Figure(key, value, summary, night.suite_run, again, find_before, accepted.get(key))
+                rerun_values = _rerun_values(reruns, summary, value)
+                figure = Figure(key, value, summary, night.suite_run, rerun_values, find_before, accepted.get(key))
                 verdict, series_after = figure.judge(known.get(key))
                 verdicts.append(verdict)
                 after[key] = known[key] = series_after
-    held = _held_back(verdicts)
+    chance_alerts = _chance_alerts(verdicts)
     for place, verdict in enumerate(verdicts):
-        if (verdict.key, verdict.run) in held:
+        if (verdict.key, verdict.run) in chance_alerts:
             verdicts[place] = msgspec.structs.replace(
                 verdict,
                 outcome="suspicion",
@@ -202,8 +203,8 @@ def judge_night(
     return verdicts, after
 
 
-def _again(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> list[GatedValue]:
-    """Return the same figure of the reruns of the same series."""
+def _rerun_values(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> list[GatedValue]:
+    """Return the same figure from reruns of the same series."""
     return [
         again
         for rerun in reruns
@@ -213,10 +214,10 @@ def _again(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> li
     ]
 
 
-def _held_back(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
-    """Return new alerts of the night alone that are not among the discoveries of all its series.
+def _chance_alerts(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
+    """Return this night's new alerts that do not count as discoveries among all its series.
 
-    A further change of a figure that is worse already is none of them: it would be worse without it, too.
+    A further change of a figure that is already worse is not included: the figure would be worse without it.
     """
     tested = [(verdict, verdict.p_value) for verdict in verdicts if verdict.p_value is not None]
     adjusted = false_discovery([p_value for _, p_value in tested])

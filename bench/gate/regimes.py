@@ -1,4 +1,4 @@
-"""Regimes of a figure's series, seen afterwards: on which levels its nights were, and since when, for whoever asks."""
+"""Regimes of a figure's series in retrospect, on request: the levels of its nights, and when each began."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from bench.gate.verdicts import SeriesKey, Verdict, load_verdicts
 from bench.store.history import History
 
 MOST_NIGHTS = 200
-"""Newest nights of a series that are looked at: each costs as much as on its own night."""
+"""Most nights of a series that are judged again: each costs as much as on its own night."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRegime:
     """Nights on one level. value: in the metric's unit, with its 95 % interval.
 
-    since_ns: Unix time of its first night; since_low_ns, since_high_ns: its 95 % range, of the first regime that night.
+    since_ns: Unix time of its first night; since_low_ns, since_high_ns: its 95 % range. In the first regime all are
+    equal.
     """
 
     nights: int
@@ -44,9 +45,9 @@ class SeriesRegimes:
 
 
 def regimes_of(history: History, suite: str, keys: Collection[SeriesKey]) -> tuple[SeriesRegimes, ...]:
-    """Return the regimes of those figures of the suite that have more than one, by the trials of their verdicts.
+    """Return the regimes of the suite's figures that have more than one, from the trials of their verdicts.
 
-    Reruns are not among these, and what was left out as late has no part.
+    Reruns and late verdicts are left out.
     """
     of_key: dict[SeriesKey, list[Verdict]] = {key: [] for key in keys}
     for verdict in load_verdicts(history, suite):
@@ -75,9 +76,9 @@ def regimes_of(history: History, suite: str, keys: Collection[SeriesKey]) -> tup
 
 
 def dated_reason(judged: JudgedNight, times: Mapping[int, int]) -> str:
-    """Return the detector's reason with the day that it names, and of a new change whether its level is known.
+    """Return the detector's reason with the day of its night. For a new change it also says whether the level is known.
 
-    times: of nights by their numbers.
+    times: Unix times of nights by number.
     """
     reason = judged.reason
     if judged.reason_night is not None:
@@ -90,7 +91,7 @@ def dated_reason(judged: JudgedNight, times: Mapping[int, int]) -> str:
 
 
 def _night(verdict: Verdict) -> Night:
-    """Return the night of a verdict. The scatter of its steps is not stored, so it counts as unchanged."""
+    """Return the night of a verdict. The scatter of its steps is not stored, so it is taken as unchanged."""
     placement = placement_of(verdict.hosts)
     trials = (
         TrialSample(log_median=math.log(value), mad=0.0, steps=1, placement=placement) for value in verdict.trial_values

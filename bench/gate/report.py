@@ -1,4 +1,4 @@
-"""Verdicts of the gate as a table and as JSON: what is worse, by how much, since when, why, and what is missing."""
+"""Verdicts of the gate as a table and as JSON: worse figures, their changes, dates and causes, and missing results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STYLES: dict[ShownOutcome, str] = {
     **dict.fromkeys(outcomes_of("better"), "green"),
 }
 QUIET: frozenset[ShownOutcome] = frozenset({"same", "no_change_shown", "insufficient_data"})
-"""What is left out where only changes are shown."""
+"""Outcomes that are left out when only changes are shown."""
 
 
 _NOUNS = ("suspicion", "regression", "improvement")
@@ -42,16 +42,16 @@ CHANGES_SHOWN = 3
 TRACED_SHOWN = 3
 _NAME_WIDTH = 48
 
-# A verdict in words.
+# A verdict in words
 
 
 def verdict_words(verdict: Verdict) -> str:
-    """Return the verdict in words; where no change is shown, with what a night like this one would not show."""
+    """Return the verdict in words; if it shows no change, also the change that one night would not show."""
     return _no_change([verdict]) if verdict.shown == "no_change_shown" else WORDS[verdict.shown]
 
 
 def _no_change(unchanged: Sequence[Verdict]) -> str:
-    """Return that no change is shown, and the change that the least exact of the figures would not show."""
+    """Return the words for no change, and the change that the least precise of the figures would not show."""
     least = [verdict.visible_ratio for verdict in unchanged if verdict.visible_ratio is not None]
     if not least:
         return WORDS["no_change_shown"]
@@ -64,12 +64,12 @@ def figure_name(verdict: Verdict) -> str:
 
 
 def is_named(key: SeriesKey, name: str) -> bool:
-    """Whether a figure goes by this name: its metric's, or the words of the table."""
+    """Whether a figure has this name: that of its metric, or its words in the table."""
     return name in (key.metric, NAMES.get(key.metric))
 
 
 def change_words(verdict: Verdict) -> str:
-    """Return how much it changed, with its interval: `+3.1 % [+2.0, +4.2]`."""
+    """Return the change with its interval: `+3.1 % [+2.0, +4.2]`."""
     if verdict.change_ratio is None:
         return "-"
     text = f"{_percent(verdict.change_ratio):+.1f} %"
@@ -83,21 +83,21 @@ def _percent(ratio: float) -> float:
 
 
 def since_words(verdict: Verdict) -> str:
-    """Return since which night, with the first and last that it may be: `2026-11-18 (11-17 to 11-18)`."""
+    """Return the first night of the change, with its range: `2026-11-18 (11-17 to 11-18)`."""
     return (
         "-" if verdict.since_ns is None else onset_words(verdict.since_ns, verdict.since_low_ns, verdict.since_high_ns)
     )
 
 
 def onset_words(since_ns: int, low_ns: int | None, high_ns: int | None) -> str:
-    """Return the night of an onset, with the first and last that it may be."""
+    """Return the night of an onset, with the first and last possible night."""
     day = day_of(since_ns)
     ends = [day_of(end) for end in (low_ns, high_ns) if end is not None]
     return day if set(ends) <= {day} else f"{day} ({' to '.join(end[5:] for end in ends)})"
 
 
 def reason_of(verdict: Verdict) -> str:
-    """Return what there is to say of a figure beside its row; of one that was reported before, since when it may be."""
+    """Return the remark below the table about a figure; for a figure reported before, the first night of its change."""
     words = [verdict.reason]
     if verdict.definition is not None and verdict.outcome in ("redefined", "improvement"):
         words = [f"{change_words(verdict)} {verdict.reason}"]
@@ -113,7 +113,7 @@ def reason_of(verdict: Verdict) -> str:
 
 
 def cause_words(verdict: Verdict) -> str | None:
-    """Return the likely cause and the next command in one line; None where no cause was looked for."""
+    """Return the likely cause and the next command in one line; None if no cause was searched for."""
     if verdict.cause is None:
         return None
     command = (
@@ -122,11 +122,11 @@ def cause_words(verdict: Verdict) -> str | None:
     return f"{verdict.cause}; next: `observatory {command}`"
 
 
-# The check of suites.
+# The check of suites
 
 
 def print_check(checks: Sequence[SuiteCheck], *, has_details: bool, console: Console | None = None) -> None:
-    """Print what is not as it was, worst first; with details also what is."""
+    """Print the figures that have changed, worst first; with details also those that have not."""
     print_page(_page(checks, has_details=has_details), console)
 
 
@@ -159,9 +159,9 @@ def _page(checks: Sequence[SuiteCheck], *, has_details: bool) -> Iterator[Block]
 
 
 def check_lines(check: SuiteCheck, *, has_details: bool = False) -> list[str]:
-    """Return what stands below the table: reasons, what the figures can show, what alerts share, what is missing.
+    """Return the lines below the table: reasons, detectable changes, what alerts share, what is missing.
 
-    has_details: whether the table has unchanged figures, too.
+    has_details: the table also has unchanged figures.
     """
     changed = [verdict for verdict in check.verdicts if verdict.shown not in QUIET]
     reasons = grouped(((verdict.key.case, reason_of(verdict)), figure_name(verdict)) for verdict in changed)
@@ -184,7 +184,7 @@ def check_lines(check: SuiteCheck, *, has_details: bool = False) -> list[str]:
 
 
 def _visible_lines(check: SuiteCheck, shown: Sequence[Verdict]) -> list[str]:
-    """Return what the shown figures can show, each with its case, and what all others together can."""
+    """Return the changes that the shown figures can show, each with its case, and those that all others can show."""
     each = [(verdict, check.visible[verdict.key]) for verdict in shown if verdict.key in check.visible]
     words = grouped(((verdict.key.case, power.words), figure_name(verdict)) for verdict, power in each)
     lines = [f"{case}: {', '.join(names)}: {can_show}" for (case, can_show), names in words.items()]
@@ -195,7 +195,7 @@ def _visible_lines(check: SuiteCheck, shown: Sequence[Verdict]) -> list[str]:
 
 
 def _visible_words(powers: Sequence[Visible]) -> str:
-    """Return what several figures can show, from the least to the most."""
+    """Return the changes that several figures can show, as a range."""
     smallest = sorted(powers, key=lambda power: power.smallest)
     if smallest[0].words == smallest[-1].words:
         return smallest[0].words
@@ -216,7 +216,7 @@ def _visible_words(powers: Sequence[Visible]) -> str:
 
 
 def _group_words(group: Group, name: str, value: str) -> str:
-    """Return that the alerts of a group share this."""
+    """Return a sentence about the attribute that the alerts of a group share."""
     if name == "metric":
         value = NAMES.get(value, value)
     well = f"; {plural(group.others, 'other figure')} with it did not get worse" if group.others else ""
@@ -234,11 +234,11 @@ def _regimes_words(series: SeriesRegimes) -> str:
 
 
 def exit_words(checks: Iterable[SuiteCheck]) -> list[str]:
-    """Return a line for each suite: how many figures there are of each outcome, and how much is missing."""
+    """Return a line for each suite: the number of figures with each outcome, and the number of missing results."""
     lines = []
     for check in checks:
         unchanged = [each for each in check.verdicts if each.shown == "no_change_shown"]
-        counts = {**check.counts, "no_change_shown": 0}  # They stand at the end, with what would not be seen.
+        counts = {**check.counts, "no_change_shown": 0}  # These come last, with the change that would be missed.
         alone = sum(each.outcome == "suspicion" and not each.reruns for each in check.verdicts)
         counts["suspicion"] = counts.get("suspicion", 0) - alone
         words = [_counted(counts[outcome], WORDS[outcome]) for outcome in ORDER if counts.get(outcome)]
@@ -252,17 +252,17 @@ def exit_words(checks: Iterable[SuiteCheck]) -> list[str]:
 
 
 def _counted(count: int, words: str) -> str:
-    """Return so many of an outcome: `2 regressions`, `3 same`."""
+    """Return an outcome with its count: `2 regressions`, `3 same`."""
     return plural(count, words) if words in _NOUNS else f"{count} {words}"
 
 
-# The cause of worse figures: what changed, where the time went, which rank, what to do next.
+# The cause of worse figures: what changed, where the time went, which rank, what to do next
 
 
 def cause_lines(cause: Cause, *, has_details: bool) -> Iterator[str]:
-    """Yield the cause in lines, of which the first is the likely cause.
+    """Yield the lines of a cause, the likely cause first.
 
-    has_details: all that changed, also where one change is blamed, all parts, more kernels, and what is unknown.
+    has_details: include all changes, even if one is blamed, all parts, more kernels, and everything that is unknown.
     """
     against = "" if cause.good_run is None else f", {cause.bad_run} against {cause.good_run}"
     yield f"cause of {cause.case} ({', '.join(map(figure_name, cause.figures))}){against}:"
@@ -285,13 +285,13 @@ def cause_lines(cause: Cause, *, has_details: bool) -> Iterator[str]:
 
 
 def changed_words(changes: Sequence[Change]) -> str:
-    """Return changes on one line, each with how often it happens: `driver 550.54 -> 560.28 (on 1 of 18 nights)`."""
+    """Return changes on one line, each with its frequency: `driver 550.54 -> 560.28 (on 1 of 18 nights)`."""
     words = []
     for change in changes:
-        often = "" if change.carried_by is None else f", with the {change.carried_by}"
+        frequency = "" if change.carried_by is None else f", with the {change.carried_by}"
         if change.changed_on is not None:
-            often = f" (on {change.changed_on} of {change.nights} nights{often})"
-        words.append(f"{likely_words(change)}{often}")
+            frequency = f" (on {change.changed_on} of {change.nights} nights{frequency})"
+        words.append(f"{likely_words(change)}{frequency}")
     return ", ".join(words)
 
 
@@ -299,7 +299,7 @@ def _changed(cause: Cause, *, has_details: bool) -> Iterator[str]:
     if has_details:
         yield from (f"changed: {changed_words([change])}" for change in cause.changes)
     elif cause.changes:
-        # Where none is blamed, whoever looks has to choose among all.
+        # If no change is blamed, the reader has to choose among all of them.
         shown = cause.changes[: CHANGES_SHOWN if cause.is_likely else None]
         left_out = len(cause.changes) - len(shown)
         yield f"changed: {changed_words(shown)}{f' and {left_out} more (--details)' if left_out else ''}"
@@ -342,7 +342,7 @@ def _traced(traces: TraceChange, time: StepChange | None, *, has_details: bool) 
 
 
 def check_document(check: SuiteCheck) -> dict[str, Any]:
-    """Return the check of a suite for JSON."""
+    """Return the check of a suite as a document for JSON."""
     return {
         "schema_version": SCHEMA_VERSION,
         "suite": check.suite,
@@ -394,5 +394,5 @@ def _verdict(verdict: Verdict, power: Visible | None) -> dict[str, Any]:
             "target_ratio": power.target,
             "asked_nights": power.nights,
         }
-    named = {"labels": verdict.labels, "is_bad": is_bad}
-    return {**key, **named, **fields, "outcome": verdict.shown, "can_show": can_show}
+    more = {"labels": verdict.labels, "is_bad": is_bad}
+    return {**key, **more, **fields, "outcome": verdict.shown, "can_show": can_show}

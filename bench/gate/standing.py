@@ -1,4 +1,4 @@
-"""What the gate says now of each figure of a suite: the verdicts of a night, and those that are open from before it."""
+"""The gate's current verdict on each figure of a suite: verdicts of a night, and earlier ones that are still open."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from bench.store.schema import ACCEPTED_LEVELS, GATE_STATES, GATE_VERDICTS, RUNS
 def standing_verdicts(
     history: History, suite: str, suite_run: str | None, known: Mapping[SeriesKey, KnownSeries]
 ) -> list[Verdict]:
-    """Return the verdicts of a night, and those that are still open of figures that it did not measure.
+    """Return the verdicts of a night, and those that are still open for figures that it did not measure.
 
-    Those that were worse until a person accepted the level say so. suite_run: of the night; None where none has ended.
-    known: what is known of the suite's series, see `load_states`.
+    Figures that were worse until a person accepted the level say so. suite_run: the night; None if none has ended.
+    known: the suite's series, see `load_states`.
     """
     measured = [] if suite_run is None else load_verdicts(history, suite, suite_run=suite_run)
     return _with_accepted([*measured, *_still_open(history, suite, known, measured)], load_accepted(history, suite))
@@ -36,9 +36,10 @@ def standing_verdicts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """How far a suite is judged: equal as long as nothing was judged, taken back or accepted.
+    """How far a suite is judged: equal as long as nothing is judged, taken back or accepted.
 
-    suite_run: of the newest night with verdicts. judged, revisions, accepted: rows and revisions of what is kept.
+    suite_run: that of the newest night with verdicts. judged, revisions, accepted: numbers of rows and revisions in the
+    store.
     """
 
     suite_run: str
@@ -48,7 +49,7 @@ class Judged:
 
 
 def judged_suites(history: History, now_ns: int) -> dict[str, Judged]:
-    """Return the suites that have verdicts. now_ns: nights after it were judged by a wrong clock, and do not count."""
+    """Return the suites that have verdicts. now_ns: later nights were judged by a wrong clock, and do not count."""
     verdicts, states, levels = GATE_VERDICTS.c, GATE_STATES.c, ACCEPTED_LEVELS.c
     newest = (
         select(verdicts.suite, func.max(verdicts.started_ns).label("started_ns"), func.count().label("judged"))
@@ -79,7 +80,7 @@ def judged_suites(history: History, now_ns: int) -> dict[str, Judged]:
 
 
 def hardware_of(history: History, runs: Iterable[str]) -> dict[str, str]:
-    """Return the hardware of each of these runs that is in the history."""
+    """Return the hardware of those of these runs that are in the history."""
     query = select(RUNS.c.id, RUNS.c.hardware).where(RUNS.c.id.in_(sorted(set(runs))))
     with history.transaction() as connection:
         return {row.id: row.hardware for row in connection.execute(query)}
@@ -88,9 +89,9 @@ def hardware_of(history: History, runs: Iterable[str]) -> dict[str, str]:
 def _still_open(
     history: History, suite: str, known: Mapping[SeriesKey, KnownSeries], measured: Iterable[Verdict]
 ) -> Iterator[Verdict]:
-    """Yield the last verdicts of figures that were worse when they were measured last, which was not on this night.
+    """Yield the last verdicts of figures that this night did not measure and that were worse at their last measurement.
 
-    So they stay where a night ran only some cases, where a case failed, or ran on another kind of machine.
+    So they stay open if a night ran only some cases, if a case failed, or if it ran on another kind of machine.
     """
     tonight = {verdict.key for verdict in measured}
     open_figures = [
@@ -107,7 +108,7 @@ def _still_open(
 
 
 def _is_taken_back(figure: KnownSeries, known: Mapping[SeriesKey, KnownSeries]) -> bool:
-    """Whether the case has its earlier definition again, which the open change of this figure was held against."""
+    """Whether the case has its earlier definition again, with which the open change of this figure was compared."""
     opened = figure.state.open
     if opened is None or opened.against is None:
         return False
@@ -116,7 +117,7 @@ def _is_taken_back(figure: KnownSeries, known: Mapping[SeriesKey, KnownSeries]) 
 
 
 def _with_accepted(verdicts: Iterable[Verdict], accepted: Mapping[SeriesKey, AcceptedLevel]) -> list[Verdict]:
-    """Return the verdicts; those that were worse until a person accepted the level say so."""
+    """Return the verdicts; those that were worse until a person accepted the level become "accepted"."""
     result = []
     for verdict in verdicts:
         level = accepted.get(verdict.key)

@@ -1,4 +1,4 @@
-"""Verdicts of the gate, and what it knows of each series: their form, and how the history keeps them."""
+"""Verdicts of the gate and the states of its series: their structs, and how the history stores them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from collectors.metrics.gate import Outcome, ShownOutcome, outcomes_of
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 
 BAD: frozenset[ShownOutcome] = frozenset(outcomes_of("confirmed", "found", "crept"))
-"""Outcomes of figures that are worse; see `collectors.metrics.gate.OUTCOMES` for each."""
+"""Outcomes that mean a figure is worse; `collectors.metrics.gate.OUTCOMES` explains each."""
 MARGIN = 0.02
-"""Largest change that does not matter, as `observatory compare --margin` has it by default."""
+"""Largest change that does not matter; also the default of `observatory compare --margin`."""
 SCHEMA_VERSION = 2
-"""2: the outcomes lasting, redefined, standing and mixture; hosts of a placement in the order of their names."""
+"""Version 2 added the outcomes lasting, redefined, standing and mixture, and sorts the hosts of a placement by name."""
 PORTION = 500
-"""Rows of the history that are held as text at a time. All states of 20,000 series are 250 MB of it."""
+"""Rows of the history that are in memory as text at a time. All states of 20,000 series would be 250 MB."""
 _STATE_KEY = ("suite", "suite_case", "series", "metric", "labels")
-# An arbitrary number; no other program may lock the same one in the same database.
+# An arbitrary number; no other program may use the same lock in the same database.
 _ADVISORY_LOCK = 7_206_114_509
 
 
@@ -63,13 +63,13 @@ def labels_of(labels: Mapping[str, str]) -> str:
 class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     """A confirmed change for the worse that has neither recovered nor been accepted.
 
-    log_level, half_width: the level before it, of the logarithm, with half of its 95 % interval. since_ns: Unix time of
-    the first night of the change; since_low_ns, since_high_ns: its 95 % interval, as far as the nights are known.
-    first_ns: where since_ns is that of a further change for the worse, when the first one began.
-    newest_ns: of a ramp, Unix time of the first night of its newest step. log_change: of the first step.
-    outcome: of nights while it is open. reason: of them, in words, where the change itself does not say enough.
-    definition: where the series began worse than the one before it: what changed in the definition of the case.
-    against: the series before. own_half_width: half of the 95 % interval of the present level, on logarithms.
+    log_level, half_width: logarithm of the level before the change, with half of its 95 % interval. since_ns: Unix time
+    of the first night of the change; since_low_ns, since_high_ns: its 95 % interval, as far as the nights are known.
+    first_ns: when the first change began, if since_ns belongs to a further change for the worse. newest_ns: for a ramp,
+    Unix time of the first night of its newest step. log_change: of the first step. outcome: outcome of nights while the
+    change is open. reason: reason of these nights, if the change itself does not say enough. definition: what changed
+    in the definition of the case, if the series began worse than its predecessor; against: that predecessor.
+    own_half_width: half of the 95 % interval of the present level (logarithm).
     """
 
     log_level: float
@@ -87,12 +87,12 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     own_half_width: float = 0.0
 
     def is_within(self, log_change: float) -> bool:
-        """Whether a further step is no larger than the first one was."""
+        """Whether a further step is at most twice as large as the first one."""
         return self.log_change is not None and abs(log_change) <= 2 * abs(self.log_change)
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of the cause of a change when it was first told. Fields are as in `Verdict`."""
+    """The cause of a change, determined when the change was first reported. Fields are as in `Verdict`."""
 
     good_run: str | None
     bad_run: str
@@ -100,17 +100,17 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a series after its last night.
+    """The state of a series after its last night.
 
     detector: the detector's own state. nights: number and Unix time of the last nights, oldest first.
-    legs: of an efficiency: of the same nights, the run's and the baseline's tokens per second and rank.
-    accepted_legs: of an efficiency with an accepted level: its legs at that level, to tell which of them crept.
-    accepted_half_width: of an accepted level that few nights told: half of its 95 % interval, on logarithms.
-    noise_onset: number of the night since which the noise was last said to be another.
-    blame: of the change that is open; None without one, and where an older version wrote the state.
-    is_worse: whether its last verdict is one of `BAD`, and nobody has accepted that since; None where an older version
-    wrote the state.
-    attribution: what the last pairs of source trees said of the series.
+    legs: for an efficiency, tokens per second and rank of the run and of its baseline on the same nights.
+    accepted_legs: for an efficiency with an accepted level, its legs at that level, to show which of them crept.
+    accepted_half_width: if few nights gave the accepted level, half of its 95 % interval (logarithm).
+    noise_onset: number of the night of the last reported noise change.
+    blame: cause of the open change; None without one, and if an older version wrote the state.
+    is_worse: whether its last verdict is one of `BAD`, and nobody has accepted it since; None if an older version wrote
+        the state.
+    attribution: result of the last pairs of source trees for the series.
     """
 
     detector: SeriesState
@@ -131,10 +131,10 @@ _PACKED_STATE = msgspec.msgpack.Decoder(GateState)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSeries:
-    """A series that was judged. last_run, last_ns: the run of its last night, and when that began.
+    """A series that was judged. last_run, last_ns: the run of its last night, and when that run began.
 
-    packed: its state as MessagePack, of which 20,000 take 0.2 GB and unpacked ones 2 GB. revision: how often it was
-    written; 0 of one that never was.
+    packed: its state as MessagePack; 20,000 of these take 0.2 GB, decoded ones 2 GB. revision: number of times it was
+    written, 0 if never.
     """
 
     key: SeriesKey
@@ -154,7 +154,7 @@ class KnownSeries:
 
     @property
     def is_worse(self) -> bool:
-        """Whether its last verdict says so, as far as the state tells."""
+        """Whether its last verdict is a bad one, as far as the state shows."""
         state = self.state
         if state.is_worse is None:
             return state.open is not None or state.detector.alert is not None
@@ -162,31 +162,36 @@ class KnownSeries:
 
 
 def packed(state: GateState) -> bytes:
-    """Return the state as `KnownSeries` keeps it."""
+    """Return the state as MessagePack, the form that `KnownSeries` has."""
     return msgspec.msgpack.encode(state)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gate says of one figure of one run.
+    """The gate's verdict on one figure of one run.
 
-    value: the median over trials, in the metric's unit. trial_values: of each. expected: what earlier nights predict.
-    change_ratio: of the level that is judged against, to the present one; 1.02 is 2 % more. low, high: its 95 %
-    interval. since_ns: Unix time of the first night of the change; since_low_ns, since_high_ns: its 95 % interval.
-    first_ns: where a further change for the worse began then, when the first one did; change_ratio is of both.
-    p_value: of the night against the nights before. is_suspected: by it the night is unlikely, and reruns would tell
-    more, whatever the outcome. visible_ratio: the least change, up or down, by which it would have been unlikely; None
-    where an older version judged. is_equivalent: the 95 % interval of the night's change lies within the margin.
-    noise: since when its nights differ more, said once. definition: where a new series is held against the one before
-    it: what changed in the definition of the case.
-    margin: that of the case, where its suite file gives it one; else it is `MARGIN`. reruns: trials of reruns that it
-    is judged by, too.
-    is_new: not said on an earlier night. reason: in words.
-    own_ratio, baseline_ratio: of an efficiency that changed: how the run's and the baseline's tokens per second did.
-    good_run, bad_run: the runs of the same series on the last night before the change and on its first night, of what
-    is worse; good_run is None where the history has none. cause: the likely cause with its evidence, in a line; None
-    where it was not looked for.
-    attribution: whether the change is of the code or of the environment, as far as runs of both source trees tell.
-    strategy, shape, ranks, hosts, commit: what alerts are grouped by.
+    value: the median over trials, in the metric's unit. trial_values: the value of each trial. expected: the prediction
+        from earlier nights.
+    change_ratio: the present level relative to the level it is compared with; 1.02 means 2 % more. low, high: its 95 %
+        interval.
+    since_ns: Unix time of the first night of the change; since_low_ns, since_high_ns: its 95 % interval.
+    first_ns: if since_ns belongs to a further change for the worse, when the first one began; change_ratio is then of
+        both.
+    p_value: of the night, given the nights before. is_suspected: by it the night is unlikely, so that reruns would
+        help, whatever the outcome.
+    visible_ratio: the smallest change, up or down, that would have been unlikely; None if an older version judged.
+    is_equivalent: the 95 % interval of the night's change lies within the margin.
+    noise: when the noise of its nights increased; reported once.
+    definition: if a new series is compared with its predecessor, what changed in the definition of the case.
+    margin: the case's margin, if its suite file sets one; otherwise it is `MARGIN`. reruns: number of trials of reruns
+        that the verdict includes.
+    is_new: not reported on an earlier night. reason: in words.
+    own_ratio, baseline_ratio: for an efficiency that changed, the changes of the run's and the baseline's tokens per
+        second.
+    good_run, bad_run: if the figure is worse, the runs of the same series on the last night before the change and on
+        its first night; good_run is None if the history has none.
+    cause: the likely cause with its evidence, in a line; None if it was not searched for.
+    attribution: whether the code or the environment caused the change, if runs of both source trees show it.
+    strategy, shape, ranks, hosts, commit: attributes by which alerts are grouped.
     """
 
     key: SeriesKey
@@ -230,22 +235,22 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> ShownOutcome:
-        """The outcome as people and programs are shown it, also of a verdict that an older version kept."""
+        """The outcome as shown to people and programs, also for verdicts that an older version stored."""
         return "no_change_shown" if self.outcome == "same" and not self.is_equivalent else self.outcome
 
     @property
     def is_efficiency(self) -> bool:
-        """Whether it is of a scaling efficiency."""
+        """Whether the figure is a scaling efficiency."""
         return self.key.metric == RUN_SCALING_EFFICIENCY.name
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of the metric."""
+        """Labels of the metric."""
         return msgspec.json.decode(self.key.labels, type=dict[str, str])
 
 
 class AcceptedLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """A level that a person has accepted: who, when and why. level: in the metric's unit. run: the one it is of."""
+    """A level that a person has accepted: who, when and why. level: in the metric's unit. run: that of the level."""
 
     key: SeriesKey
     level: float
@@ -259,7 +264,7 @@ class AcceptedLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_states(history: History, suite: str) -> dict[SeriesKey, KnownSeries]:
-    """Return what is known of each series of the suite.
+    """Return the series of the suite with their states.
 
     Raises:
         InfrastructureFailed: the store cannot be read, or a newer version wrote it.
@@ -280,14 +285,14 @@ def load_states(history: History, suite: str) -> dict[SeriesKey, KnownSeries]:
 
 
 def _upgraded(state: GateState) -> GateState:
-    """Return the state as this version keeps it: version 1 named a placement by its hosts in the order of the ranks."""
+    """Return the state in this version's form: version 1 named a placement by its hosts in the order of the ranks."""
     if state.schema_version >= SCHEMA_VERSION:
         return state
     placements: dict[str, PlacementOffset] = {}
     for name, offset in state.detector.placements.items():
         as_set = placement_of(name.split())
         if (other := placements.get(as_set)) is not None:
-            # The series' first placement is known exactly; of two others the one seen last, which has learned longest.
+            # The series' first placement is exact; of two others, keep the one seen last, which has learned longest.
             offset = min(offset, other, key=lambda each: (each.variance > 0, -each.last_number))
         placements[as_set] = offset
     detector = msgspec.structs.replace(state.detector, placements=placements)
@@ -295,18 +300,18 @@ def _upgraded(state: GateState) -> GateState:
 
 
 class Raced(Exception):
-    """Another process has judged the same series meanwhile."""
+    """Another process has judged the same series in the meantime."""
 
 
 def save_night(
     history: History, before: Mapping[SeriesKey, KnownSeries], after: Iterable[KnownSeries], verdicts: Iterable[Verdict]
 ) -> None:
-    """Keep verdicts of a night and what is known after it, both or neither.
+    """Store the verdicts of a night and the states after it, both or neither.
 
-    before: what was known when the night was judged, for its revisions.
+    before: the states with which the night was judged, for their revisions.
 
     Raises:
-        Raced: something else is known by now; nothing is kept.
+        Raced: the stored states have changed since; nothing is stored.
     """
     rows = (
         {
@@ -328,7 +333,7 @@ def _save_states(connection: Connection, before: Mapping[SeriesKey, KnownSeries]
     """Write states in place of those that were read before.
 
     Raises:
-        Raced: they are not there any more.
+        Raced: the stored states have other revisions.
     """
     if connection.dialect.name == "postgresql":  # SQLite locks with BEGIN IMMEDIATE, see `bench.store.database`.
         connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
@@ -353,7 +358,7 @@ def _save_states(connection: Connection, before: Mapping[SeriesKey, KnownSeries]
 
 
 def _replace(connection: Connection, table: Table, keys: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write the rows in place of those with the same keys, in portions of the same transaction."""
+    """Write the rows in place of those with the same keys, in portions within the same transaction."""
     old = delete(table).where(*(table.c[name] == bindparam(f"old_{name}") for name in keys))
     remaining = iter(rows)
     while portion := list(islice(remaining, PORTION)):
@@ -374,7 +379,7 @@ def load_verdicts(
     key: SeriesKey | None = None,
     since_ns: int = 0,
 ) -> list[Verdict]:
-    """Return verdicts of the suite, oldest night first: of a suite run, a run, an outcome, a series, since a time."""
+    """Return verdicts of the suite, oldest night first, filtered by suite run, run, outcome, series or start time."""
     query = select(GATE_VERDICTS.c.verdict_json, GATE_VERDICTS.c.run).where(
         GATE_VERDICTS.c.suite == suite, GATE_VERDICTS.c.started_ns >= since_ns
     )
@@ -426,10 +431,10 @@ def save_accepted(
     before: Mapping[SeriesKey, KnownSeries],
     after: Iterable[KnownSeries],
 ) -> None:
-    """Keep accepted levels, and what is known of their series from now on, both or neither.
+    """Store accepted levels and the states of their series from now on, both or neither.
 
     Raises:
-        Raced: something else is known by now; nothing is kept.
+        Raced: the stored states have changed since; nothing is stored.
     """
     rows = [
         {

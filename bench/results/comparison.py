@@ -1,10 +1,9 @@
-"""Comparison of one metric on two sides: the change with its interval, and better, worse, same, unsure or too little.
+"""Comparison of one metric on two sides: the change with its interval, and its outcome.
 
-Times and rates are compared by the ratio of B to A, on logarithms; shares of a whole by the difference of B and A.
-Where trials of both sides took turns, trial by trial, they are compared in pairs, else as two groups: see
-`bench.results.two_sides`. Two groups of few trials show a difference only where earlier runs of their series say how
-noisy they are. A value that is the same in every trial of a side, as a count or a size may be, is exact, and compared
-exactly.
+Times and rates are compared by the ratio of B to A, as logarithms; shares of a whole by the difference of B and A. If
+the trials of both sides took turns, they are compared in pairs, otherwise as two groups: see `bench.results.two_sides`.
+Two groups of few trials show a difference only if earlier runs of their series show how noisy they are. A value that is
+the same in every trial of a side, as a count or a size may be, is exact, and is compared exactly.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ Runs = Sequence[Sequence[float]]
 """The trials of one figure in several runs."""
 ChangeOutcome = Literal["better", "worse", "same", "unsure", "insufficient_data"]
 Scale = Literal["ratio", "difference"]
-"""ratio: B / A, no change is 1. difference: B - A, of shares of a whole, no change is 0."""
+"""ratio: B / A, 1 if unchanged. difference: B - A for shares of a whole, 0 if unchanged."""
 
 OUTCOMES: tuple[ChangeOutcome, ...] = ("worse", "better", "unsure", "insufficient_data", "same")
-"""In the order in which a reader wants them."""
+"""In the order in which reports show them."""
 POWER = 0.8
 MARGIN = 0.02
-"""A change of less than this does not matter unless somebody says otherwise."""
+"""Default for the largest change that does not matter."""
 MOST_TRIALS = 10_000
-"""Further trials are not counted beyond these."""
+"""Largest number of trials that is searched for a sufficient one."""
 
-# Which figures are compared.
+# Which figures are compared
 
 PREDICTED = frozenset({"expected", "paper", "implementation"})
-"""Values of the label `account` that are no measurement."""
+"""Values of the label `account` that are not measurements."""
 _RATES = (results.RUN_MFU.name, results.RUN_MEASURED_MFU.name)
-"""Ratios that are no share of a whole, but a rate over a constant."""
+"""Ratios that are not shares of a whole, but a rate over a constant."""
 _MAIN: dict[str, frozenset[str] | None] = {
     results.RUN_STEP_SECONDS.name: None,
     results.RUN_TOKENS_PER_SECOND.name: None,
@@ -56,12 +55,12 @@ _MAIN: dict[str, frozenset[str] | None] = {
     probes.RUN_COPY_BANDWIDTH.name: None,
     probes.RUN_PAIR_BANDWIDTH.name: None,
 }
-"""Metrics whose figures a reader wants first; of peak memory, those of these accounts."""
+"""Metrics whose figures come first for a reader, with the accounts of peak memory that do."""
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def compared(estimate: Estimate) -> Metric | None:
-    """Return the metric of a figure that has a better direction and was measured; None for any other."""
+    """Return the metric of a measured figure with a better direction; None for any other figure."""
     metric = _BY_NAME.get(estimate.metric)
     if metric is None or metric.better is None or estimate.labels.get("account") in PREDICTED:
         return None
@@ -69,14 +68,14 @@ def compared(estimate: Estimate) -> Metric | None:
 
 
 def is_main(estimate: Estimate) -> bool:
-    """Whether a reader wants this figure first."""
+    """Whether this figure comes first for a reader."""
     if estimate.metric not in _MAIN:
         return False
     accounts = _MAIN[estimate.metric]
     return accounts is None or estimate.labels.get("account") in accounts
 
 
-# The change of one figure.
+# The change of one figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +83,13 @@ class FigureChange:
     """How one figure of B differs from that of A, before it is judged.
 
     value, low, high: the change with its 95 % interval, on its scale. The value is the ratio (or difference) of the
-        medians; of pairs, the median of theirs. The interval is widened to hold it. low and high are None where there
-        is none: see `reason`, which also says why no difference can be shown where `is_short`.
-    p_value: of no change, two-sided; None where there is no interval.
-    is_exact: all trials of a side are equal, on both sides, so that there is nothing to test.
-    error, freedom: as in `two_sides.Difference`, on the scale's own line (logarithms or shares).
-    trials: complete trials of A and of B, or of each in pairs.
-    is_short: a group has so few trials, and its series so few earlier runs, that only a large difference is shown.
+        medians; for pairs, the median of the pairs. The interval is widened to contain it. low and high are None if
+        there is no interval: `reason` says why. If `is_short`, `reason` says why no difference can be shown.
+    p_value: of no change, two-sided; None if there is no interval.
+    is_exact: on both sides, all trials are equal, so that there is nothing to test.
+    error, freedom: as in `two_sides.Difference`, in the scale's own units (logarithms or shares).
+    trials: complete trials of A and of B, or those of each in pairs.
+    is_short: a group has so few trials, and its series so few earlier runs, that only a large difference counts.
     """
 
     metric: Metric
@@ -111,16 +110,16 @@ class FigureChange:
 
     @property
     def is_better(self) -> bool:
-        """Whether the value lies in the direction that is an improvement."""
+        """Whether the change is an improvement."""
         return (self.value > self.nothing) == (self.metric.better == "higher")
 
     @property
     def nothing(self) -> float:
-        """The value of no change."""
+        """The value that means no change."""
         return 1.0 if self.scale == "ratio" else 0.0
 
     def on_line(self, value: float) -> float:
-        """Return a value of the change as its distance from no change, on logarithms or as it is."""
+        """Return a value of the change as its distance from no change, as a logarithm or as it is."""
         return math.log(value) if self.scale == "ratio" else value
 
 
@@ -131,7 +130,7 @@ def changes(
     is_paired: bool,
     earlier: Callable[[Estimate], tuple[Runs, Runs]] | None = None,
 ) -> list[FigureChange]:
-    """Return the change of each figure that both sides have and that has a better direction, in the order of A's.
+    """Return the change of each figure that both sides have and that has a better direction, in A's order.
 
     is_paired: trial i of A and trial i of B were measured one after the other.
     earlier: returns the trials of a figure in other runs of A's series and of B's.
@@ -149,7 +148,7 @@ def changes(
 def change(
     metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool, earlier: tuple[Runs, Runs] = ((), ())
 ) -> FigureChange:
-    """Return the change of one figure from A to B. earlier: its trials in other runs of both series, for two groups."""
+    """Return the change of one figure from A to B. earlier: for two groups, its trials in other runs of both series."""
     above, below = b.trials, a.trials
     if is_paired:
         above, below = above[: len(below)], below[: len(above)]
@@ -161,27 +160,28 @@ def change(
         value = math.exp(median(pairs)) if scale == "ratio" else median(pairs)
     else:
         value = b.median / a.median if scale == "ratio" else b.median - a.median
-    begun = FigureChange(
+    measured = FigureChange(
         metric=metric, a=a, b=b, scale=scale, value=value, trials=(len(below), len(above)), is_paired=is_paired
     )
-    if min(begun.trials) < 2:
-        side = " and ".join(name for name, count in zip("AB", begun.trials, strict=True) if count < 2)
-        return replace(begun, reason=f"{side} {'have' if ' ' in side else 'has'} one trial, which has no interval")
+    if min(measured.trials) < 2:
+        side = " and ".join(name for name, count in zip("AB", measured.trials, strict=True) if count < 2)
+        return replace(measured, reason=f"{side} {'have' if ' ' in side else 'has'} one trial, which has no interval")
     noisy = [pairs] if is_paired else [lines_a, lines_b]
     if all(min(values) == max(values) for values in noisy):
-        return replace(begun, is_exact=True, reason="all trials are equal to the last digit")
+        return replace(measured, is_exact=True, reason="all trials are equal to the last digit")
     slower: Slower = 0 if scale == "difference" else 1 if metric.better == "lower" else -1
     if is_paired:
-        return _tested(begun, in_pairs(lines_a, lines_b, slower=slower))
+        return _tested(measured, in_pairs(lines_a, lines_b, slower=slower))
     known_a, known_b = (
         known_noise(_on_line(run, scale) for run in runs if scale == "difference" or min(run, default=0) > 0)
         for runs in earlier
     )
     is_short = any(
-        trials < LEAST_APART and known is None for trials, known in zip(begun.trials, (known_a, known_b), strict=True)
+        trials < LEAST_APART and known is None
+        for trials, known in zip(measured.trials, (known_a, known_b), strict=True)
     )
     difference = in_groups(lines_a, lines_b, slower=slower, known=(known_a, known_b))
-    return replace(_tested(begun, difference), is_short=is_short, reason=_SHORT if is_short else None)
+    return replace(_tested(measured, difference), is_short=is_short, reason=_SHORT if is_short else None)
 
 
 _SHORT = (
@@ -190,40 +190,40 @@ _SHORT = (
 
 
 def _on_line(values: Sequence[float], scale: Scale) -> list[float]:
-    """Return the values on the line on which their differences are taken."""
+    """Return the values in the units in which their differences are taken."""
     return [math.log(value) for value in values] if scale == "ratio" else list(values)
 
 
-def _tested(begun: FigureChange, difference: Difference) -> FigureChange:
+def _tested(measured: FigureChange, difference: Difference) -> FigureChange:
     """Add the interval and the test, on the scale of the change."""
     low, high = difference.low, difference.high
-    if begun.scale == "ratio":
+    if measured.scale == "ratio":
         low, high = math.exp(low), math.exp(high)
     return replace(
-        begun,
-        low=min(low, begun.value),
-        high=max(high, begun.value),
+        measured,
+        low=min(low, measured.value),
+        high=max(high, measured.value),
         p_value=difference.p_value,
         error=difference.error,
         freedom=difference.freedom,
     )
 
 
-# What the changes of one comparison mean, together.
+# What the changes of one comparison mean together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedChange:
     """A change and its outcome.
 
-    better, worse: the share of false ones among these is held at 5 % by Benjamini and Hochberg, over the main figures
-        and over the others; the interval excludes no change and is not within the margin, and no group is short or the
-        whole interval is beyond a factor of `LARGE`.
+    better, worse: the interval excludes zero and is not within the margin, and no group is short, unless the whole
+        interval is beyond a factor of `LARGE`. Benjamini and Hochberg's method limits the share of false ones to 5 %,
+        separately for the main figures and the others.
     same: the whole interval lies within the margin, or exact values are equal.
-    unsure: neither. more_trials: about how many more a side would settle it with 80 % power, see `trials_to_settle`;
-        None where they are more than `MOST_TRIALS`.
-    insufficient_data: a side has no two trials.
-    adjusted_p: the p-value by Benjamini and Hochberg; None where there was no test.
+    unsure: neither. more_trials: about how many more trials per side would settle it with 80 % power, see
+        `trials_to_settle`; None if that takes more than `MOST_TRIALS`.
+    insufficient_data: a side has fewer than two trials.
+    adjusted_p: the p-value adjusted by Benjamini and Hochberg; None if there was no test.
     """
 
     change: FigureChange
@@ -233,9 +233,10 @@ class JudgedChange:
 
 
 def judge(changes: Sequence[FigureChange], *, margin: float = MARGIN) -> list[JudgedChange]:
-    """Return the outcomes of all changes that one comparison looks at, in their order.
+    """Return the outcomes of all changes of one comparison, in order.
 
-    margin: the largest change that does not matter: a factor of 1 + margin either way, or so much of a share.
+    margin: the largest change that does not matter: a factor of 1 + margin in either direction, or this much of a
+    share.
     """
     judged: dict[int, JudgedChange] = {}
     for family in (True, False):
@@ -259,7 +260,7 @@ def _judged(change: FigureChange, adjusted_p: float | None, margin: float) -> Ju
     is_large = change.scale == "ratio" and min(abs(low), abs(high)) > math.log(LARGE)
     if adjusted_p <= LEVEL and not low <= 0 <= high and (is_large or not change.is_short):
         return JudgedChange(change=change, outcome="better" if change.is_better else "worse", adjusted_p=adjusted_p)
-    # Beside other figures, a difference is shown at this level of its own.
+    # Among other figures, a difference counts at this level of its own.
     level = LEVEL * (change.p_value / adjusted_p if adjusted_p > 0 else 1.0)
     needed = trials_to_settle(change, margin=edge, level=level)
     if needed is not None and change.is_short:
@@ -269,10 +270,10 @@ def _judged(change: FigureChange, adjusted_p: float | None, margin: float) -> Ju
 
 
 def false_discovery(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values adjusted so that those below a level have at most this share of false ones among them.
+    """Return adjusted p-values: among those below a level, at most this share is false.
 
-    Of m values, the k-th smallest times m / k, and never more than a larger one's: 0.01, 0.03, 0.04 and 0.5 give 0.04,
-    0.053, 0.053 and 0.5. It holds for independent figures, and for such that rise and fall together.
+    Of m values, the k-th smallest is multiplied by m / k, and never exceeds a larger one: 0.01, 0.03, 0.04 and 0.5 give
+    0.04, 0.053, 0.053 and 0.5. This holds for independent figures, and for positively dependent ones.
     Source: Benjamini and Hochberg 1995, Controlling the False Discovery Rate; Benjamini and Yekutieli 2001.
     """
     count = len(p_values)
@@ -284,15 +285,15 @@ def false_discovery(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-# Power: what so many trials would show.
+# Power: what a number of trials would show
 
 
 def trials_to_settle(change: FigureChange, *, margin: float, level: float = LEVEL) -> int | None:
-    """Return how many trials a side would settle an unsure change with 80 % power, with the noise that was measured.
+    """Return the trials per side that would settle an unsure change with 80 % power, given the measured noise.
 
-    Where the measured change is at least the margin: as many as would show it, were it the true one. Else as many as
-    would bring the whole interval within the margin, were there no change. None beyond `MOST_TRIALS`.
-    margin: on the scale's own line.
+    If the measured change is at least the margin: the number that would show it if it were true. Otherwise the number
+    that would bring the whole interval within the margin if there were no change. None beyond `MOST_TRIALS`. margin: in
+    the scale's own units.
     """
     effect = abs(change.on_line(change.value))
 
@@ -306,12 +307,12 @@ def trials_to_settle(change: FigureChange, *, margin: float, level: float = LEVE
 
 
 def power_of_t(trials: int) -> float:
-    """Return the power that t alone needs for 80 % with the guards of `two_sides`, by what these cost (measured)."""
+    """Return the power that t alone needs so that 80 % remain after the guards of `two_sides` (measured)."""
     return POWER + {2: 0.16, 3: 0.16, 4: 0.11, 8: 0.09}.get(trials, 0.05)
 
 
 def least_trials(is_enough: Callable[[int], bool], least: int = 2) -> int | None:
-    """Return the smallest number of trials that is enough, where more are never worse; None beyond `MOST_TRIALS`."""
+    """Return the smallest sufficient number of trials, if more are never worse; None beyond `MOST_TRIALS`."""
     high = least
     while not is_enough(high):
         if high >= MOST_TRIALS:
@@ -325,28 +326,28 @@ def least_trials(is_enough: Callable[[int], bool], least: int = 2) -> int | None
 
 
 _FAR = 30.0
-"""Standard errors beyond the quantile at which the power is 1 to all digits; the series of scipy ends before."""
+"""Standard errors beyond the quantile at which the power is 1 to all digits; scipy's series fails before that."""
 
 
 def power_of_test(distance: float, freedom: float, level: float = LEVEL) -> float:
-    """Return the probability that a two-sided t test shows a change that is this many standard errors from nothing.
+    """Return the probability that a two-sided t test shows a change of this many standard errors.
 
-    By the noncentral t distribution. Source: Cohen 1988, Statistical Power Analysis, section 2.
+    Uses the noncentral t distribution. Source: Cohen 1988, Statistical Power Analysis, section 2.
     """
     from scipy.special import nctdtr, stdtrit
 
     quantile = float(stdtrit(freedom, 1 - level / 2))
     if distance > quantile + _FAR:
         return 1.0
-    # The other tail is below the level / 2 and is left out where scipy's series does not reach it.
+    # The other tail is below level / 2, and is left out if scipy's series does not converge.
     lower_tail = float(nctdtr(freedom, distance, -quantile))
     return 1 - float(nctdtr(freedom, distance, quantile)) + (lower_tail if math.isfinite(lower_tail) else 0.0)
 
 
 def power_of_equivalence(distance: float, freedom: float) -> float:
-    """Return the probability that the interval lies within a margin of so many standard errors, without a change.
+    """Return the probability that the interval lies within a margin of `distance` standard errors if nothing changed.
 
-    By the noncentral t distribution, for two one-sided tests.
+    Uses the noncentral t distribution, for two one-sided tests.
     Source: Diletti, Hauschke and Steinijans 1991, Sample size determination for bioequivalence assessment.
     """
     from scipy.special import nctdtr, stdtrit
@@ -356,12 +357,12 @@ def power_of_equivalence(distance: float, freedom: float) -> float:
 
 
 def smallest_shown(trials: int, deviation: float) -> float:
-    """Return the smallest change, on logarithms, that two sides of so many trials in turn show with 80 % power.
+    """Return the smallest change (logarithm) that two sides with these trials in turn show with 80 % power.
 
-    deviation: of one trial, on logarithms, so that a pair's is the square root of 2 times as large.
+    deviation: of one trial, as a logarithm, so that a pair's is the square root of 2 times as large.
 
     Raises:
-        ValueError: there are no two trials.
+        ValueError: there are fewer than two trials.
     """
     from scipy.special import nctdtrinc, stdtrit
 
@@ -372,6 +373,6 @@ def smallest_shown(trials: int, deviation: float) -> float:
 
 
 def counted(judged: Iterable[JudgedChange]) -> dict[ChangeOutcome, int]:
-    """Return how many changes have each outcome, those that none has left out, in the order of `OUTCOMES`."""
+    """Return the number of changes with each outcome that occurs, in the order of `OUTCOMES`."""
     outcomes = [judgement.outcome for judgement in judged]
     return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}

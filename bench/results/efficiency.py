@@ -1,12 +1,12 @@
-"""Scaling efficiency of a run against a baseline run on fewer ranks, weak or strong; and what the cost model predicts.
+"""Scaling efficiency of a run against a baseline run on fewer ranks, weak or strong; and the cost model's prediction.
 
-A prediction rests on one rank's step and a measured link, and on nothing that was measured on the run's own ranks, so
-it can be wrong. A law fitted to a curve's own points (`bench.analysis.scaling.laws`) describes them and predicts none.
+A prediction uses one rank's step and a measured link, and nothing that was measured on the run's own ranks, so it can
+be wrong. A law fitted to a curve's own points (`bench.analysis.scaling.laws`) describes them and predicts nothing.
 
-What is lost is divided like the step: compute, exposed communication, waiting, bubble, data, copies and idle; what
-these leave is unexplained, so that all add up to the step. With ideal scaling each part of the base's step would shrink
-as the step does, by the factor f (1 in weak scaling, N0 / N in strong). A part of the loss is what the run has more
-than that: part(N) - f part(N0). docs/guides/scaling.md has each part's formula, and what it cannot tell.
+The loss is divided like the step: compute, exposed communication, waiting, bubble, data, copies and idle; the rest is
+unexplained, so that all parts add up to the step. With ideal scaling each part of the base's step would shrink like the
+step, by the factor f (1 in weak scaling, N0 / N in strong). A part of the loss is the excess of the run: part(N) - f
+part(N0). docs/guides/scaling.md has each part's formula and its limits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from workloads.pipeline_parallel.expected_step import step_of
 Scaling = Literal["weak", "strong"]
 BaselineOrigin = Literal["beside", "history", "told", "unknown"]
 """beside: measured in turn with the run. history: an earlier run, measured in the same way. told: named by a person.
-unknown: the run is of an older version, which did not record it."""
+unknown: the run is of an older version, which did not record it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,8 @@ class ScalingEfficiency:
 
     scaling: weak if each rank that trains has the same work as in the baseline, strong if the total work is the same.
     baseline_ranks: 1, unless a person named a run of several ranks, or the first run of a scaling curve has several.
-    is_beside: whether the baseline was measured in turn with the run; None where an older version wrote it.
-    is_told: whether a person named the baseline, which then need not have been measured in the same way.
+    is_beside: whether the baseline was measured in turn with the run; None if an older version wrote it.
+    is_told: whether a person named the baseline, which may then have been measured differently.
     """
 
     scaling: Scaling
@@ -68,7 +69,7 @@ class ScalingEfficiency:
 
     @property
     def baseline(self) -> BaselineOrigin:
-        """Where the baseline is from; only efficiencies with the same origin are comparable."""
+        """Origin of the baseline; only efficiencies with the same origin are comparable."""
         if self.is_told:
             return "told"
         if self.is_beside is None:
@@ -86,7 +87,7 @@ def scaling_efficiency(
     is_beside: bool | None = None,
     is_told: bool = False,
 ) -> ScalingEfficiency:
-    """Return the efficiency of a run against a baseline. Tokens per second: one value a trial, over all ranks.
+    """Return the efficiency of a run against a baseline. Tokens per second: one value per trial, over all ranks.
 
     The caller ensures that both ran on the same hardware: a Case does not know it.
 
@@ -109,10 +110,11 @@ def scaling_efficiency(
 
 
 def scaling_between(case: Case, baseline_case: Case) -> Scaling:
-    """Tell whether a run against this baseline is weak or strong scaling.
+    """Return whether a run against this baseline is weak or strong scaling.
 
-    The strategies may differ, and so may `accumulate`, which does not change the batch. `weights` may not: another
-    arithmetic has another speed. Nor may `grad_dtype`, except that one rank with fp32 weights reduces no gradients.
+    The strategies may differ, and so may `accumulate`, which does not change the batch. `weights` may not differ,
+    because different arithmetic has a different speed. Nor may `grad_dtype`, except that one rank with fp32 weights
+    reduces no gradients.
 
     Raises:
         Misuse: the baseline does not have fewer ranks, has another workload, or a batch that fits neither scaling.
@@ -130,7 +132,7 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
             remedy += f': set option weights={weights} in both (in a suite: options = {{ weights = "{weights}" }})'
         raise Misuse(f"{name} is another workload: {'; '.join(differences)}; {remedy}")
     batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
-    trained, baseline_trained = (either.spec().training_ranks(either) for either in (case, baseline_case))
+    trained, baseline_trained = (side.spec().training_ranks(side) for side in (case, baseline_case))
     if batch * baseline_trained == baseline_batch * trained:
         return "weak"
     if batch == baseline_batch:
@@ -178,13 +180,13 @@ def expected_efficiency(
     scaling: Scaling,
     baseline: BaselineOrigin,
 ) -> Estimate | Absent:
-    """Return the efficiency of a case by the cost model, with a value for each trial of its baseline.
+    """Return the efficiency of a case according to the cost model, with a value for each trial of its baseline.
 
-    A rank's step is that of the one rank, shortened as its share of the work is, a pipeline's bubble, and the part of
-    the case's transfers on these links that its computing cannot hide. All else is taken to scale ideally: no rank
-    waits for another, none disturbs another, and what a strategy does not divide among ranks is divided all the same.
-    So a run that is far below it loses to something else than its transfers. Links are taken as exact: the interval is
-    that of the one rank's trials. Absent where the link of a level that the case's ranks cross is unknown.
+    A rank's step is the step of one rank, shortened to its share of the work, plus a pipeline's bubble and the part of
+    the case's transfers on these links that its computing cannot hide. Everything else is assumed to scale ideally: no
+    rank waits for another or disturbs it, and work that the strategy does not divide among ranks counts as divided. So
+    a run far below this value loses time to something other than its transfers. Links are taken as exact: the interval
+    is that of the one rank's trials. Absent if the link of a level that the case's ranks cross is unknown.
     Example: a step of 1.0 s, 0.25 s of transfers that nothing hides, weak scaling: 1.0 / 1.25 = 0.8.
     """
     if why := _not_covered(case, baseline_case):
@@ -194,7 +196,7 @@ def expected_efficiency(
     if not rates or ("forward",) not in phases or ("backward",) not in phases:
         return Absent(reason="its baseline does not record how long forward and backward take")
     work = Fraction(case.shape.tokens, baseline_case.shape.tokens)
-    ideal = work / case.ranks  # Tokens per second and rank as the one rank has them: servers count as ranks, too,
+    ideal = work / case.ranks  # At the one rank's tokens per second and rank: servers also count as ranks,
     compute_share = work / case.spec().training_ranks(case)  # but only ranks that train share the work.
     shares = []
     for rate, forward_s, backward_s in zip(
@@ -211,23 +213,23 @@ def expected_efficiency(
 
 
 def _not_covered(case: Case, baseline_case: Case) -> str | None:
-    """Return why the cost model does not tell the efficiency; None where it does."""
+    """Return why the cost model cannot predict the efficiency; None if it can."""
     if not case.spec().transfers(case):
         return f"{case.title} sends nothing in the cost model"
     if baseline_case.ranks != 1:
         return (
-            f"the baseline has {baseline_case.ranks} ranks, whose step holds communication, too; that of one rank"
-            " would do"
+            f"the baseline has {baseline_case.ranks} ranks, whose step includes communication; use a baseline with"
+            " 1 rank"
         )
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostPart:
-    """One part of the loss; below 0 where the run has less of it than ideal scaling of the base would give.
+    """One part of the loss; negative if the run has less of it than ideal scaling of the base would give.
 
-    lost_s: of each step. lost_ratio: of the run's step; so are the ends.
-    low_s, high_s: 95 % interval of the trials' seconds as two groups, widened to hold `lost_s`; None without one.
+    lost_s: per step. lost_ratio: share of the run's step, as are the ends of its interval. low_s, high_s: 95 % interval
+    of the trials' seconds as two groups, widened to contain `lost_s`; None without an interval.
     """
 
     name: PartName
@@ -238,12 +240,12 @@ class LostPart:
 
     @property
     def lost_ratio(self) -> float:
-        """Share of the run's step."""
+        """Loss as a share of the run's step."""
         return self.lost_s / self.step_s
 
     @property
     def low_ratio(self) -> float | None:
-        """Lower end of the share; the step is taken as exact, as its noise is small beside the parts'."""
+        """Lower end of the share; the step is taken as exact, since its noise is small compared with the parts'."""
         return None if self.low_s is None else self.low_s / self.step_s
 
     @property
@@ -256,10 +258,10 @@ class LostPart:
 class Loss:
     """The loss of one run against its base.
 
-    step_s, ideal_s: the run's step, and what ideal scaling of the base's gives: ideal_s / step_s is the efficiency.
-    parts: in the order of `PARTS`, those that both runs tell; they add up to step_s - ideal_s.
-    absent: why a part is not among them; its time is within another part, which the reason names, or unexplained.
-    notes: what the parts rest on: how much longer than measured ones traced steps were, and a straggler.
+    step_s, ideal_s: the run's step, and the step under ideal scaling of the base: ideal_s / step_s is the efficiency.
+    parts: those that both runs have, in the order of `PARTS`; they add up to step_s - ideal_s.
+    absent: why a part is missing; its time is within another part, which the reason names, or unexplained.
+    notes: limits of the parts: how much longer traced steps were than measured ones, and a straggler.
     """
 
     step_s: float
@@ -275,7 +277,7 @@ class Loss:
 
 
 def loss_of(run: MeasuredStep, base: MeasuredStep) -> Loss | str:
-    """Return what the run's step lost against ideal scaling of the base's, or why that is unknown."""
+    """Return the loss of the run's step against ideal scaling of the base's, or why it is unknown."""
     account, base_account = step_account(run), step_account(base)
     for reason in (account, base_account):
         if isinstance(reason, str):
@@ -285,7 +287,7 @@ def loss_of(run: MeasuredStep, base: MeasuredStep) -> Loss | str:
     # The ideal step has the base's tokens per second and rank.
     work = run.case.shape.tokens / base.case.shape.tokens
     factor = work * base.case.ranks / run.case.ranks
-    absent = {**account.absent, **base_account.absent}  # All points lack what the base lacks, for one reason.
+    absent = {**account.absent, **base_account.absent}  # What the base lacks, all points lack.
     divided, base_divided = account.divide(absent), base_account.divide(absent)
     step_s, ideal_s = account.step_s, factor * base_account.step_s
     parts = []
@@ -311,7 +313,7 @@ def _part(name: PartName, run_s: Sequence[float], base_s: Sequence[float], lost_
 
 
 def difference_interval(run_values: Sequence[float], base_values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the seconds of run minus base, as groups; None of a lone trial, or without noise."""
+    """Return the 95 % interval of run minus base in seconds, as groups; None for a single trial, or without noise."""
     if min(len(run_values), len(base_values)) < 2:
         return None
     if all(min(side) == max(side) for side in (run_values, base_values)):
@@ -321,11 +323,11 @@ def difference_interval(run_values: Sequence[float], base_values: Sequence[float
 
 
 _MUCH_LONGER = 0.1
-"""Share by which traced steps may be longer than measured ones without a word."""
+"""Share by which traced steps may be longer than measured ones before a note says so."""
 
 
 def _surplus(*accounts: StepAccount) -> list[str]:
-    """Return, where traced steps are much longer than measured ones, by how much."""
+    """Return a note if traced steps are much longer than measured ones."""
     longest = max(
         (
             median(trace.step_s for trace in account.traces) / median(account.steps_s) - 1

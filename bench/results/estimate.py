@@ -1,7 +1,7 @@
 """Statistics over trials: the median of a metric with its interval, and the ratio of two such medians.
 
-Trial values are times and rates: positive and skewed, so intervals are taken on their logarithms. Each trial gives one
-value: steps of one trial share a process and its conditions, so they are not independent.
+Trial values are times and rates: positive and skewed, so intervals are computed from their logarithms. Each trial gives
+one value: the steps of a trial share a process and its conditions, so they are not independent.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collectors.metrics.registry import METRICS
 _SLOWER: dict[str, Slower] = {
     metric.name: 1 if metric.better == "lower" else -1 for metric in METRICS if metric.better is not None
 }
-"""By metric, which way the values of a slower run lie."""
+"""By metric, the direction in which the values of a slower run lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A metric over the trials of a run.
 
-    low, high: 95 % interval by Student's t on the logarithms, widened to hold the median and, from 6 trials on, the
-    trials in order that hold it whatever their shape (`ordered_ends`). Both None where there is no interval: see
-    `why_no_interval`.
+    low, high: 95 % interval by Student's t on the logarithms, widened to contain the median and, from 6 trials on, the
+    ordered trials that contain it whatever the distribution (`ordered_ends`). Both are None if there is no interval:
+    see `why_no_interval`.
     trials: the value of each trial, in order. For a value fitted to all trials at once, the value of each trial's own
     fit.
     """
@@ -45,7 +45,7 @@ class Estimate:
 
     @property
     def why_no_interval(self) -> str | None:
-        """The reason, None where there is an interval."""
+        """The reason; None if there is an interval."""
         return None if self.low is not None else _why_no_interval(self.trials)
 
 
@@ -54,7 +54,7 @@ class EstimatedRatio:
     """The median of one estimate, divided by that of another.
 
     low, high: 95 % interval of two groups of logarithms (`two_sides.in_groups`), so that the two sides may differ in
-    noise, shape and number of trials; widened to hold the value. Both None where there is no interval: see
+    noise, shape and number of trials; widened to contain the value. Both are None if there is no interval: see
     `why_no_interval`.
     """
 
@@ -66,7 +66,7 @@ class EstimatedRatio:
 
     @property
     def why_no_interval(self) -> str | None:
-        """The reason, None where there is an interval."""
+        """The reason; None if there is an interval."""
         if self.low is not None:
             return None
         if min(self.numerator_trials, self.denominator_trials) == 1:
@@ -83,7 +83,7 @@ def of_metric(estimates: Iterable[Estimate], metric: Metric) -> list[Estimate]:
 
 
 def by_labels(estimates: Iterable[Estimate], metric: Metric) -> dict[tuple[str, ...], Estimate]:
-    """Return the estimates of this metric by the values of its labels, in the order of the metric's labels."""
+    """Return the estimates of this metric by their label values, in the order of the metric's labels."""
     return {
         tuple(estimate.labels[name] for name in metric.labels): estimate for estimate in of_metric(estimates, metric)
     }
@@ -92,8 +92,8 @@ def by_labels(estimates: Iterable[Estimate], metric: Metric) -> dict[tuple[str, 
 def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:
     """Return the median of the trials with its interval.
 
-    Trials that are equal to the last digit get no interval rather than one of zero width, which would make every later
-    difference significant. Their values are kept, so that a count or a size can still be compared exactly.
+    Trials that are equal to the last digit get no interval: one of zero width would make every later difference
+    significant. Their values are stored, so that a count or a size can still be compared exactly.
 
     Raises:
         ValueError: there is no trial, a value is not positive and finite, or a label is missing or unknown.
@@ -108,9 +108,9 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
 
 
 def per_second(metric: Metric, amount: float, times_s: Sequence[float], **labels: str) -> Estimate:
-    """Return the estimate of a rate: the amount divided by the trials' times, by their median and by their interval.
+    """Return the estimate of a rate: the amount divided by the trials' times, their median and their interval.
 
-    With an even number of trials, the median of the rates would not be the amount divided by the times' median.
+    With an even number of trials, the median of the rates would differ from the amount divided by the times' median.
 
     Raises:
         ValueError: as `estimate`, or the amount is not positive.
@@ -130,14 +130,14 @@ def per_second(metric: Metric, amount: float, times_s: Sequence[float], **labels
 def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:
     """Return the median of trials that are shares, from 0 to 1 inclusive, with its interval.
 
-    Shares near 0 or 1 are skewed, so the interval is the hull of two. One is Student's t on the logits; where a share
-    is 0 or 1, Student's t on the shares themselves, cut off at 0 and 1. The other is for the mean of a gamma
+    Shares near 0 or 1 are skewed, so the interval is the hull of two. One is Student's t on the logits or, if a share
+    is 0 or 1, Student's t on the shares themselves, clipped to 0 and 1. The other is for the mean of a gamma
     distribution with the trials' variance, fitted to the distance from the nearer end.
     Coverage with shares from Beta(0.5, 20): 94 % for mean and median, at 3 to 10 trials. Far from the ends the interval
     is Student's.
 
     Raises:
-        ValueError: there is no trial, a value is no share, or a label is missing or unknown.
+            ValueError: there is no trial, a value is not a share, or a label is missing or unknown.
     """
     _require(metric, trials, labels, lambda value: 0 <= value <= 1, "from 0 to 1")
     middle = median(trials)
@@ -145,7 +145,7 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
     if clipped.low is None or clipped.high is None:
         return clipped
     if min(trials) > 0 and max(trials) < 1:
-        # The interval's ends on the logits, turned back by the logistic function (1 + tanh(x / 2)) / 2.
+        # The interval's ends on the logits, transformed back by the logistic function (1 + tanh(x / 2)) / 2.
         logits = [math.log(share / (1 - share)) for share in trials]
         centre, half_width = fmean(logits), _half_width(logits)
         ends = [(1 + math.tanh(end / 2)) / 2 for end in (centre - half_width, centre + half_width)]
@@ -176,8 +176,8 @@ def _gamma_ends(shares: Sequence[float]) -> list[float]:
 def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **labels: str) -> Estimate:
     """Return the estimate of a part of a sum, of either sign, with Student's t interval on the values themselves.
 
-    middle: stands in for the median, so that parts computed from medians add up to them; the interval is widened to
-    hold it, and the trials in order that hold the median.
+    middle: replaces the median, so that parts computed from medians add up to them. The interval is widened to contain
+    it, and the ordered trials that contain the median.
 
     Raises:
         ValueError: there is no trial, a value is not finite, or a label is missing or unknown.
@@ -195,7 +195,7 @@ def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **l
 def ratio(numerator: Estimate, denominator: Estimate) -> EstimatedRatio:
     """Return the numerator's median divided by the denominator's, with its interval.
 
-    Where the trials of one side are equal, all noise is the other's; where those of both sides are, there is no
+    If the trials of one side are equal, all noise comes from the other; if both sides have equal trials, there is no
     interval, for the reason that `estimate` gives.
     """
     value = numerator.median / denominator.median
@@ -251,12 +251,12 @@ def _why_no_interval(trials: Sequence[float]) -> str | None:
 
 
 def _hull(centre: float, half_width: float, *values: float) -> tuple[float, float]:
-    """Return the interval of logarithms, turned back and widened to hold these values."""
+    """Return the interval of logarithms, transformed back and widened to contain these values."""
     return min(math.exp(centre - half_width), *values), max(math.exp(centre + half_width), *values)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the values' mean by Student's t; None where there is one value, or all are equal."""
+    """Return the 95 % interval of the values' mean by Student's t; None for one value, or if all values are equal."""
     if _why_no_interval(values) is not None:
         return None
     return fmean(values) - _half_width(values), fmean(values) + _half_width(values)

@@ -1,4 +1,4 @@
-"""Clock, power and energy of a rank's GPU while the rank measured: its log joined with its node's, by time."""
+"""Clock, power and energy of a rank's GPU while the rank measured: its log joined with its node's by time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from workloads.cost_models.absent import Absent
 
 CLOCK = "sm"
 LEAST_ENERGY_S = 2.0
-"""Time for which energy is counted at least. Drivers renew the counter each 20 to 100 ms, so it is off by no more
-than 5 % of so long a time (Yang et al. 2023, Part-time Power Measurements)."""
+"""Shortest time over which energy is counted. Drivers update the counter every 20 to 100 ms, so that over this time it
+is off by at most 5 % (Yang et al. 2023, Part-time Power Measurements).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """A GPU's clock, power and energy as its node read them at one beat; None where the driver does not report one.
+    """A GPU's clock, power and energy as its node read them at one beat; None for what the driver does not report.
 
     time_ns: Unix time of the beat. energy_joules: the counter since the driver was loaded; None for a MIG instance,
-    which has none of its own.
+    which has no counter of its own.
     """
 
     time_ns: int
@@ -33,7 +34,7 @@ class GpuReading:
 
 
 def clock_and_power(clock_hertz: float | None, power_watts: float | None) -> str:
-    """Format what is known of both for people: "1,755 MHz, 690 W"; "" where neither is known."""
+    """Return clock and power as text: "1,755 MHz, 690 W"; "" if neither is known."""
     parts = []
     if clock_hertz is not None:
         parts.append(f"{clock_hertz / 1e6:,.0f} MHz")
@@ -59,9 +60,9 @@ class GpuBeats:
                     self._take(node.time_ns, node.samples)
 
     def last(self, gpu_uuid: str, begun_ns: int, ended_ns: int) -> GpuReading | None:
-        """Return the last reading between two Unix times; None where there is none.
+        """Return the last reading between two Unix times; None if there is none.
 
-        gpu_uuid: of the GPU, or of its MIG instance, as CUDA gives it.
+        gpu_uuid: of the GPU, or of its MIG instance, in CUDA's form.
         """
         within = self._within(gpu_uuid, begun_ns, ended_ns)
         return within[-1] if within else None
@@ -70,21 +71,21 @@ class GpuBeats:
         """Return the power of a GPU between two Unix times, by its energy counter; absent for a MIG instance."""
         if gpu_uuid in self._instances:
             return Absent(reason="NVML counts the energy of a whole GPU, and the rank computes on a MIG instance of it")
-        counted: list[tuple[int, float]] = []
+        readings: list[tuple[int, float]] = []
         for beat in self._within(gpu_uuid, begun_ns, ended_ns):
-            # A beat that shows the counter of the beat before did not read it anew.
-            if beat.energy_joules is not None and (not counted or beat.energy_joules != counted[-1][1]):
-                counted.append((beat.time_ns, beat.energy_joules))
-        if not counted:
+            # A beat with the same counter as the beat before did not read it again.
+            if beat.energy_joules is not None and (not readings or beat.energy_joules != readings[-1][1]):
+                readings.append((beat.time_ns, beat.energy_joules))
+        if not readings:
             return Absent(reason="its node's log has no reading of its GPU's energy counter")
-        (first_ns, first_joules), (last_ns, last_joules) = counted[0], counted[-1]
+        (first_ns, first_joules), (last_ns, last_joules) = readings[0], readings[-1]
         elapsed_s = (last_ns - first_ns) / 1e9
         if elapsed_s < LEAST_ENERGY_S:
             return Absent(
-                reason=f"its node read the energy counter of its GPU over {elapsed_s:.1f} s of them, and"
-                f" {LEAST_ENERGY_S:g} s are needed; more --steps take longer"
+                reason=f"its node read the energy counter of its GPU over only {elapsed_s:.1f} s; at least"
+                f" {LEAST_ENERGY_S:g} s are needed, so use more --steps"
             )
-        if any(now < before for (_, before), (_, now) in pairwise(counted)):
+        if any(now < before for (_, before), (_, now) in pairwise(readings)):
             return Absent(reason="the energy counter of its GPU was reset meanwhile")
         return (last_joules - first_joules) / elapsed_s
 
@@ -98,7 +99,7 @@ class GpuBeats:
         energies: dict[str, float] = {}
         for sample in samples:
             if sample.metric in (GPU_INFO.name, GPU_INSTANCE.name):
-                # NVML puts "GPU-" or "MIG-" before the UUID that CUDA gives.
+                # NVML puts "GPU-" or "MIG-" before CUDA's form of the UUID.
                 uuid = sample.labels["uuid"].partition("-")[2]
                 uuids.setdefault(sample.labels["gpu"], []).append(uuid)
                 if sample.metric == GPU_INSTANCE.name:

@@ -1,8 +1,8 @@
 """Model FLOPs utilisation (MFU): model FLOP/s of a device, divided by its peak from the maker's data sheet.
 
-Peaks are dense figures only: where a sheet gives the sparse one, half of it. fp32 is computed without TF32, so on
+Peaks are dense figures: if a sheet gives only the sparse figure, half of it. fp32 is computed without TF32, so on
 NVIDIA it is the rate outside the tensor cores; AMD's matrix cores compute true fp32, so their rate counts. A device's
-name must match in full: MIG instances and cut-down models of a similar name have other peaks.
+name must match in full: MIG instances and cut-down models with similar names have other peaks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workloads.cost_models.shape import Shape
 from workloads.spec import Precision
 
 PeakPrecision: TypeAlias = Precision | Literal["fp8", "fp4"]
-"""What data sheets give peaks of; no case computes in fp8 or fp4 yet."""
+"""Precisions for which data sheets give peaks; no case computes in fp8 or fp4 yet."""
 PEAK_PRECISIONS: tuple[PeakPrecision, ...] = ("fp32", "fp16", "bf16", "fp8", "fp4")
 
 
@@ -33,11 +33,11 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class _Sheet:
-    """A data sheet in its own units: names as CUDA, NVML and ROCm give them, TFLOP/s, GB/s.
+    """A data sheet in its own units: names as in CUDA, NVML and ROCm, TFLOP/s, GB/s.
 
-    half: fp16 with fp32 accumulation, and bf16. has_bf16: the tensor cores compute in bf16.
-    fp8, fp4: with fp32 accumulation; None where the tensor cores do not compute in it.
-    unsure: why the sheet gives no usable figure, by field, which is then None.
+    half: fp16 with fp32 accumulation, and bf16. has_bf16: the tensor cores compute in bf16. fp8, fp4: with fp32
+    accumulation; None if the tensor cores do not support it. unsure: why the sheet gives no usable figure, by field;
+    that field is then None.
     """
 
     names: tuple[str, ...]
@@ -164,7 +164,7 @@ _SHEETS = (
 
 
 def peak_of(device_name: str | None, precision: PeakPrecision) -> Peak | Absent:
-    """Return the peak of one device, absent where it is unknown.
+    """Return the peak of one device; absent if it is unknown.
 
     device_name: as the driver names the GPU; None for a CPU, whose peak depends on its clock under load.
     """
@@ -192,16 +192,16 @@ def peak_of(device_name: str | None, precision: PeakPrecision) -> Peak | Absent:
 
 
 def flops_per_second_per_device(shape: Shape, ranks: int, step_s: float) -> float:
-    """Return the model FLOPs of one step by PaLM's formula, divided by the step's time and the number of ranks."""
+    """Return the model FLOPs of one step by PaLM's formula, per second of the step and per rank."""
     return shape.flops_per_step("palm") / (step_s * ranks)
 
 
 def mfu(shape: Shape, ranks: int, step_s: float, peak: Peak | Absent) -> float | Absent:
-    """Return model FLOPs utilisation; absent where the peak is absent, and where MFU would exceed 1.
+    """Return model FLOPs utilisation; absent if the peak is absent, or if MFU would exceed 1.
 
-    Above 1 the time, the device or the formula is wrong, and a figure would hide that. One exception is legitimate:
-    palm counts attention in full, so a causal kernel on a very long sequence may exceed 1.
-    Source: Chowdhery et al. 2022, PaLM, appendix B.
+    Above 1 the time, the device or the formula is wrong, and a figure would hide that. There is one legitimate
+    exception: palm counts attention in full, so a causal kernel on a very long sequence may exceed 1. Source: Chowdhery
+    et al. 2022, PaLM, appendix B.
     """
     if isinstance(peak, Absent):
         return peak
@@ -209,7 +209,7 @@ def mfu(shape: Shape, ranks: int, step_s: float, peak: Peak | Absent) -> float |
     ratio = achieved / peak.flops_per_second
     if ratio > 1:
         return Absent(
-            reason=f"MFU would be {ratio:.2f}, which cannot be: {achieved / 1e12:.4g} TFLOP/s by palm in a step of"
+            reason=f"MFU would be {ratio:.2f}, which is impossible: {achieved / 1e12:.4g} TFLOP/s by palm in a step of"
             f" {step_s:.4g} s, of a peak of {peak.flops_per_second / 1e12:.4g} ({peak.device}, {peak.precision});"
             " check the step's time and the device"
         )

@@ -1,8 +1,8 @@
-"""The noise of a series, within a night and from night to night, and the smallest change that it lets one see.
+"""The noise of a series, within a night and between nights, and the smallest change that it allows to detect.
 
-A night's centre is the mean of its trials' logarithms. The logarithm of trial j of night i is taken as the series'
-level, plus what night i has of its own, plus what the trial has of its own: two deviations, found by the method of
-moments. Both are robust: a spike, one bad trial or a lasting change of level moves them little.
+A night's centre is the mean of its trials' logarithms. The logarithm of trial j of night i is modelled as the series'
+level, plus a deviation of night i, plus a deviation of the trial. The method of moments gives both standard deviations,
+robustly: a spike, one bad trial or a lasting change of level moves them little.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from bench.results.comparison import POWER, least_trials
 from workloads.cost_models.absent import Absent
 
 LEAST_NIGHTS = 3
-"""Fewer nights tell nothing about how nights differ."""
+"""Fewer nights do not show how nights differ."""
 WANTED_CHANGE = 0.03
-"""The change that a nightly gate should see."""
+"""The change that a nightly gate should detect."""
 
 _NORMAL = NormalDist()
 _QUARTILE = _NORMAL.inv_cdf(0.75)
 _GUARD = 1.085
-"""How many times larger than the truth the detector takes a night's deviation to be, which it learns and guards: by
-simulation, with a hundred nights of history and nights that differ by 0.4 of what trials do."""
+"""Factor by which the detector overestimates a night's deviation, which it learns and guards: from a simulation with a
+hundred nights of history, in which the nights' deviation is 0.4 of the trials'.
+"""
 _DISTANCE = _GUARD * _NORMAL.inv_cdf(1 - SETTINGS.suspicion_p / 2) + _NORMAL.inv_cdf(POWER)
 """Standard errors from no change at which the detector suspects a night with this power: 3.57."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialNoise:
-    """Standard deviations on logarithms, so shares of the value: 0.01 is 1 %.
+    """Standard deviations of logarithms, that is, shares of the value: 0.01 is 1 %.
 
-    trial: of one trial within a night. night: of a night's own level, without that of its trials; absent where there
-        are too few nights.
-    trials, nights: how many each rests on.
+    trial: of one trial within a night. night: of a night's own level, without its trials' deviation; absent if there
+    are too few nights. trials, nights: number of each behind the estimates.
     """
 
     trial: float
@@ -49,14 +49,14 @@ class TrialNoise:
 
 
 def noise_of(nights: Sequence[Sequence[float]], within_nights: Sequence[Sequence[float]] = ()) -> TrialNoise | Absent:
-    """Return the noise of one figure of a series; absent where no night has two trials.
+    """Return the noise of one figure of a series; absent if no night has two trials.
 
-    nights: the trials' values of each night, oldest first. beside: trials of runs that tell of noise within a night
-        alone, such as both runs of `compare --aa`.
+    nights: the trials' values of each night, oldest first. within_nights: trials of runs that only show noise within a
+    night, for example both runs of `compare --aa`.
     """
     of_nights = [[math.log(value) for value in values] for values in nights if values]
     groups = [*of_nights, *([math.log(value) for value in values] for values in within_nights)]
-    # Differences of trials of one night have no part of the night's own, whatever the level.
+    # Differences between trials of the same night do not contain the night's own deviation.
     within = [second - first for values in groups for first, second in combinations(values, 2)]
     if not within:
         return Absent(reason="no run of it has two trials")
@@ -70,28 +70,29 @@ def noise_of(nights: Sequence[Sequence[float]], within_nights: Sequence[Sequence
 
 
 def deviation_of(differences: Sequence[float]) -> float:
-    """Return the standard deviation of values from differences of pairs of them, robustly.
+    """Return a robust standard deviation of values, given differences of pairs of them.
 
     Half of the differences of normal values are smaller than 0.954 standard deviations: the quartile times the root of
-    2. A third of them may be anything without moving it far.
+    2. A third of the differences may be anything without much effect.
     """
     return median(abs(difference) for difference in differences) / (_QUARTILE * math.sqrt(2))
 
 
 def _night_deviation(nights: Sequence[Sequence[float]], trial: float) -> float | Absent:
-    """Return the deviation of nights' levels, from neighbouring nights: a change of level counts once, not for ever."""
+    """Return the deviation of nights' levels from differences of neighbours, so that a change of level counts once."""
     if len(nights) < LEAST_NIGHTS:
-        return Absent(reason=f"{plural(len(nights), 'night')} in the history, of {LEAST_NIGHTS} that are needed")
+        return Absent(reason=f"{plural(len(nights), 'night')} in the history, but {LEAST_NIGHTS} are needed")
     steps = [fmean(second) - fmean(first) for first, second in pairwise(nights)]
-    # What is left of the centres' variance when that of their trials is taken off.
+    # The centres' variance without the part that comes from their trials.
     of_trials = fmean(trial**2 / len(values) for values in nights)
     return math.sqrt(max(0.0, deviation_of(steps) ** 2 - of_trials))
 
 
 def smallest_of_night(noise: TrialNoise, trials: int) -> float | Absent:
-    """Return the smallest change that makes the gate suspect its first night of so many trials.
+    """Return the smallest change for which the gate suspects its first night, with this number of trials.
 
-    With 80 % power, against a level known from many nights: a factor minus 1. Absent where the nights are unknown.
+    With 80 % power, against a level known from many nights: a factor minus 1. Absent if the nights' deviation is
+    unknown.
     """
     if isinstance(noise.night, Absent):
         return noise.night
@@ -99,9 +100,9 @@ def smallest_of_night(noise: TrialNoise, trials: int) -> float | Absent:
 
 
 def trials_a_night(noise: TrialNoise, change: float = WANTED_CHANGE) -> int | Absent:
-    """Return how many trials a night show a change of this size on its first night, as `smallest_of_night` has it.
+    """Return the trials per night that show a change of this size on its first night, see `smallest_of_night`.
 
-    Absent where the nights are unknown, or differ so much that no number of trials does.
+    Absent if the nights' deviation is unknown, or so large that no number of trials suffices.
     """
     night = noise.night
     if isinstance(night, Absent):
@@ -121,9 +122,10 @@ def trials_a_night(noise: TrialNoise, change: float = WANTED_CHANGE) -> int | Ab
 
 
 def nights_needed(noise: TrialNoise, change: float, trials: int = 3) -> int | None:
-    """Return on which night of a lasting change the gate confirms it, after as many nights as the noise rests on.
+    """Return on which night of a lasting change the gate confirms it, after as many nights as the noise comes from.
 
-    With 80 % power and so many trials a night. None where that takes more nights than the detector weighs at once.
+    With 80 % power and this number of trials per night. None if that takes more nights than the detector weighs at
+    once.
     """
     assert not isinstance(noise.night, Absent), "unknown nights say nothing about others"
     guarded = NightNoise(

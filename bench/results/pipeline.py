@@ -1,7 +1,7 @@
-"""The bubble of a pipeline: from the timed actions of all ranks to the bubble and the parts that explain it.
+"""The bubble of a pipeline, computed from the timed actions of all ranks, and the parts that explain it.
 
-An action is what a stage computes for one microbatch: forward, backward, or a half of backward. The bubble is the
-share of their time in which a pipeline's ranks compute nothing. Times of stages and held microbatches come with it.
+An action is what a stage computes for one microbatch: forward, backward, or half of backward. The bubble is the share
+of time in which a pipeline's ranks compute nothing. The module also gives times of stages and live microbatches.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ AXIS = "stage"
 class Work:
     """One action of a rank. start_ns, end_ns: since the step began.
 
-    asked_ns: when the rank last handled a message between its previous action and this one; None where it handled none,
-        or this is unknown.
-    sent_ns: when the rank handed over the action's output; None likewise.
-    core_wait_ns: how long the rank's thread waited for a core since its previous action's end, or since the step began;
-        None where this is unknown.
+    asked_ns: when the rank last handled a message between its previous action and this one; None if it handled none, or
+    if this is unknown. sent_ns: when the rank handed over the action's output; None in the same cases. core_wait_ns:
+    how long the rank's thread waited for a core since the end of its previous action, or since the step began; None if
+    unknown.
     """
 
     rank: int
@@ -61,7 +60,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """One step of all ranks. works: by rank, and each rank's in order.
+    """One step of all ranks. works: by rank, those of each rank in order.
 
     begun_ns: on the monotonic clock of the first rank.
     is_one_clock: all ranks read the same clock; otherwise each rank's times count from the end of the barrier before
@@ -107,7 +106,7 @@ def join_steps(timed_by_rank: Sequence[Sequence[TimedActions]]) -> tuple[TimedSt
 
 
 def _works(rank: int, performed: TimedActions, shift_ns: int) -> Iterator[Work]:
-    """Yield the rank's works, with all times later by `shift_ns`."""
+    """Yield the rank's works, with all times shifted by `shift_ns`."""
     messages = performed.messages or []
     sent_ns = {
         (message.stage, message.kind != "forward", message.microbatch): message.time_ns
@@ -138,10 +137,10 @@ def _works(rank: int, performed: TimedActions, shift_ns: int) -> Iterator[Work]:
 
 
 def pipelines(axes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each pipeline, in their order along the axis.
+    """Return the ranks of each pipeline, in order along the axis.
 
-    axes: sizes of the mesh's axes over all ranks, outermost first; the last varies fastest. {"data": 2, "stage": 2,
-    "tensor": 2} gives (0, 2), (1, 3), (4, 6), (5, 7).
+    axes: sizes of the mesh's axes over all ranks, outermost first; the last axis varies fastest. {"data": 2, "stage":
+    2, "tensor": 2} gives (0, 2), (1, 3), (4, 6), (5, 7).
 
     Raises:
         ValueError: there is no axis of stages.
@@ -159,9 +158,9 @@ def pipelines(axes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
 
 
 def bubble_ratio(works: Iterable[Work], ranks: Sequence[int]) -> float:
-    """Return the share of their time in which the ranks of one pipeline compute nothing.
+    """Return the share of time in which the ranks of one pipeline compute nothing.
 
-    Their time runs from the first action's start to the last action's end, over all ranks of the pipeline.
+    The time runs from the first action's start to the last action's end, over all ranks of the pipeline.
 
     Raises:
         ValueError: the ranks performed no action.
@@ -185,9 +184,9 @@ def stage_seconds(works: Iterable[Work]) -> dict[tuple[int, ActionKind], float]:
 
 
 def most_live(works: Iterable[Work], stage: int) -> int:
-    """Return the most microbatches that a stage held at once, by the order of its actions, in any pipeline.
+    """Return the most microbatches that a stage held at once, in the order of its actions, in any pipeline.
 
-    A microbatch is held from its forward to its backward, or to the second of backward's halves.
+    A microbatch is held from its forward to its backward, or to the second half of backward.
     """
     live: Counter[int] = Counter()
     most = 0
@@ -206,23 +205,23 @@ def most_live(works: Iterable[Work], stage: int) -> int:
     return most
 
 
-# Parts of a measured bubble that a step's own delays explain: uneven actions, messages, waiting for a core
+# Parts of a measured bubble that come from a step's own delays: uneven actions, messages, waiting for a core
 
 UNEVEN, MESSAGE, CORE = "uneven", "message", "waiting_for_a_core"
 
 
 def delay_parts(pipeline: Pipeline, steps: Sequence[TimedStep], groups: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Return the parts of the trial's bubble that delays explain, each added to a replay of the step in turn.
+    """Return the parts of the trial's bubble that delays explain, added to a replay of the step one after another.
 
-    Each part is the increase of the bubble when its delay is added. The step replayed is the one whose bubble is the
-    trial's median; where their number is even, the mean of the middle two counts.
+    Each part is the increase of the bubble when its delay is added. The replayed step is the one with the median
+    bubble; for an even number of steps, the mean of the middle two counts.
     uneven: actions take their measured times instead of the median of their stage and kind.
-    message: from the later of the sender's handing over and the receiver's asking to the action's start, the transfer
-        included and waits for a core left out.
-    waiting_for_a_core: what the ranks' threads waited for a core between their actions.
-    The rest of the bubble is what hosts do between actions. Only uneven is returned where ranks did not log messages on
-    one clock; waiting_for_a_core is left out where ranks did not log it. Empty if a step's actions are not this
-    pipeline's.
+    message: from the later of the sender's hand-over and the receiver's request to the action's start, including the
+        transfer and without waits for a core.
+    waiting_for_a_core: time for which the ranks' threads waited for a core between their actions.
+    The rest of the bubble is the hosts' work between actions. If ranks did not log messages on one clock, only uneven
+    is returned; if they did not log it, waiting_for_a_core is left out. Empty if a step's actions are not those of this
+    pipeline.
 
     groups: the ranks of each pipeline.
     """
@@ -232,7 +231,7 @@ def delay_parts(pipeline: Pipeline, steps: Sequence[TimedStep], groups: Sequence
     # The bubble without delays: each action takes the median of its stage and kind.
     times = stage_seconds(work for step in steps for work in step.works)
     even_ratio = simulate(actions(pipeline), times).bubble_ratio
-    # The one or two steps of median bubble: of 5 ordered ones [2:3], of 6 [2:4].
+    # The one or two steps with the median bubble: [2:3] of 5 ordered steps, [2:4] of 6.
     ordered = sorted(
         (bubble_ratio(step.works, ranks), number, place)
         for number, step in enumerate(steps)
@@ -251,7 +250,7 @@ def _parts_of_delays(step: TimedStep, ranks: Sequence[int], even_ratio: float) -
     works = [[work for work in step.works if work.rank == rank] for rank in ranks]
     order = [[work.action for work in rank_works] for rank_works in works]
     durations_s = {work.action: (work.end_ns - work.start_ns) / 1e9 for rank_works in works for work in rank_works}
-    # Replays: with the measured times alone, then with messages' delays, then with waits for a core as well.
+    # Replays: with the measured times only, then with messages' delays, then also with waits for a core.
     measured_ratio = replay(order, durations_s, {}).bubble_ratio
     yield UNEVEN, measured_ratio - even_ratio
     if not (step.has_messages and step.is_one_clock):
@@ -269,10 +268,10 @@ def _parts_of_delays(step: TimedStep, ranks: Sequence[int], even_ratio: float) -
 
 
 def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action, Delay, Delay]]:
-    """Yield each action with its delay, and the part of the delay that was spent waiting for a core.
+    """Yield each action with its delay, and the part of the delay that is a wait for a core.
 
-    A replay with all delays reproduces the measured step. A wait for a core is counted against the host's time first
-    and then against the wait for a message.
+    A replay with all delays reproduces the measured step. A wait for a core counts first as host time, then as a wait
+    for a message.
     """
     place = {work.action: work for rank_works in works for work in rank_works}
     needs = needs_of(planned_on([[work.action for work in rank_works] for rank_works in works]))
@@ -281,8 +280,8 @@ def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action
         before_ns = [first_ns, *(work.end_ns for work in rank_works)]
         waits_ns = [*(work.core_wait_ns or 0 for work in rank_works), 0]
         for number, work in enumerate(rank_works):
-            # What the action needs from other ranks, when the rank asked for it, and when it was handed over. A rank
-            # that asked before its previous action ended waits from that end.
+            # What the action needs from other ranks, when the rank asked for it, and when it was handed over. If a rank
+            # asked before its previous action ended, it waits from that end.
             remote = [place[needed] for needed in needs[work.action] if place[needed].rank != work.rank]
             asked_ns = work.asked_ns if work.asked_ns is not None else before_ns[number] if remote else work.start_ns
             asked_ns = max(asked_ns, before_ns[number])
@@ -307,24 +306,24 @@ def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action
             )
 
 
-# A run's bubble beside what its schedule, its stages and the link explain of it
+# A run's bubble, compared with what its schedule, its stages and the link explain
 
 PARTS = ("schedule", "imbalance", "transfer", UNEVEN, MESSAGE, CORE, "unexplained")
-"""Parts of the measured bubble, in the order in which they add up to it. Runs of older versions lack the delays'."""
+"""Parts of the measured bubble, in the order in which they add up to it. Runs of older versions lack the delays."""
 _DECIMALS = 12
-"""Decimals kept: further ones are rounding errors, not differences between trials."""
+"""Number of decimals: further ones are rounding errors, not differences between trials."""
 CLEARLY_LONGER = 0.05
-"""Share by which a rank must compute longer than the mean rank to be called the bottleneck; less is noise."""
+"""A rank is called the bottleneck if it computes longer than the mean rank by at least this share; less is noise."""
 
 
 def bubble_parts(
     pipeline: Pipeline, estimates: Sequence[Estimate], transfer_s: float | Absent
 ) -> Iterator[Estimate | str]:
-    """Yield the expected bubble and the parts of the measured one, and notes: what is absent, and the bottleneck.
+    """Yield the expected bubble, the parts of the measured one, and notes on absent parts and the bottleneck.
 
     The parts are computed from the run's medians, so that they add up; those of each trial give the intervals.
-    estimates: the run's: the measured bubble, the times of stages and the parts of `delay_parts`. The message part is
-        yielded again, without the transfer, where the transfer is known.
+    estimates: the run's measured bubble, times of stages and parts of `delay_parts`. The message part is yielded again,
+        without the transfer, if the transfer is known.
     transfer_s: time to send one boundary tensor between two ranks, or why it is unknown.
     """
     measured = of_metric(estimates, RUN_BUBBLE_RATIO)
@@ -347,7 +346,7 @@ def bubble_parts(
     }
 
     def split(trial: int | None) -> tuple[BubbleSplit, dict[str, float]]:
-        """Split the bubble of the run's medians, or of one trial, and give all its parts."""
+        """Split the bubble of the run's medians, or of one trial, and return it with all its parts."""
 
         def value_of(estimate: Estimate) -> float:
             return estimate.median if trial is None else estimate.trials[trial]
@@ -371,7 +370,7 @@ def bubble_parts(
 
 
 def _parts(split: BubbleSplit, delays: Mapping[str, float]) -> dict[str, float]:
-    """Return all parts of a bubble; the transfer is taken out of the message part, and delays out of unexplained."""
+    """Return all parts of a bubble; subtract the transfer from the message part, and the delays from unexplained."""
     transfer_ratio = None if isinstance(split.transfer_ratio, Absent) else _rounded(split.transfer_ratio)
     beyond = dict(delays)
     if MESSAGE in beyond:
@@ -390,7 +389,7 @@ def _rounded(ratio: float) -> float:
 
 
 def _bottleneck(pipeline: Pipeline, times: Mapping[tuple[int, ActionKind], Estimate]) -> Iterator[str]:
-    """Yield a note on the rank that computes longest, where it computes clearly longer than the mean rank."""
+    """Yield a note on the rank that computes longest, if it computes clearly longer than the mean rank."""
     stages_s = [
         sum(estimate.median for (of, _), estimate in times.items() if of == stage) for stage in range(pipeline.stages)
     ]
@@ -416,9 +415,9 @@ def pipeline_estimates(
     activations: Sequence[Mapping[int, float]],
     predicted: Sequence[int] | Absent,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """Return the estimates of a pipeline, measured and predicted, and what is absent with its reason.
+    """Return the estimates of a pipeline, measured and predicted, and notes on what is absent.
 
-    axes: the mesh's, one of them the pipeline's; see `pipelines`.
+    axes: the mesh's axes, including the pipeline's; see `pipelines`.
     steps: the timed steps of each trial.
     activations: for each trial the bytes that microbatches left, by stage.
     predicted: bytes that forwards of each stage's live microbatches should leave, or why no cost model gives them.
@@ -456,7 +455,7 @@ def pipeline_estimates(
 def _beside_predicted(
     metric: Metric, stage: int, measured: Sequence[float], predicted: float | None
 ) -> Iterator[Estimate]:
-    """Yield what each trial measured of a stage, where it measured any, and what is predicted, where a model does."""
+    """Yield a stage's measured values if all trials have one, and its predicted value if a model has one."""
     if all(measured):
         yield estimate(metric, measured, stage=str(stage), account="measured")
     if predicted is not None:
@@ -478,6 +477,6 @@ def _notes(steps: Sequence[TimedStep], activations: Sequence[int] | Absent) -> I
         )
     if not is_one_clock:
         yield (
-            "ranks read several clocks: in the bubble each counts from the barrier before the step, so"
-            " that it is off by as much as the meeting left them apart"
+            "ranks read several clocks: in the bubble each counts from the barrier before the step, so it is off by"
+            " as much as ranks left the barrier at different times"
         )

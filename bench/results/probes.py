@@ -1,7 +1,7 @@
 """The Estimates of a probe's run from its ranks' logs, with a reason for each one that is absent.
 
 They are the measured times and rates, the link (latency and bandwidth) fitted to each collective's sweep of sizes, and
-the times that the cost model expects of each collective on that link.
+the cost model's expected time of each collective on that link.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from workloads.probes import cost_model as probes
 from workloads.probes.cost_model import ALGORITHMS, matmul_flops, moved_bytes
 from workloads.spec import ELEMENT_BYTES
 
-# The link fitted to a run's sweeps, and what the cost model expects of collectives on it
+# The link fitted to a run's sweeps, and the cost model's expectations for collectives on it
 
 LIBRARY = "library"
-"""The label `algorithm` of the backend's own collectives."""
+"""Value of the label `algorithm` for the backend's own collectives."""
 CALIBRATION: Collective = "all_reduce"
 """The collective whose fitted link is used for the expected times of all collectives."""
 
@@ -46,9 +46,9 @@ POOR_FIT_RATIO = 0.5
 
 
 def fit_links(case: Case, measured: Sequence[Estimate]) -> tuple[list[Estimate], list[str]]:
-    """Fit latency and bandwidth to each of the library's collectives; return them, and reasons for those absent.
+    """Fit latency and bandwidth to each of the library's collectives; return them, and reasons for absent fits.
 
-    Points of one trial are not independent: intervals come from one fit for each trial.
+    Points of one trial are not independent, so intervals come from one fit per trial.
     """
     estimates: list[Estimate] = []
     reasons: list[str] = []
@@ -61,13 +61,13 @@ def fit_links(case: Case, measured: Sequence[Estimate]) -> tuple[list[Estimate],
             continue
         if fitted.largest_error_ratio > POOR_FIT_RATIO:
             reasons.append(
-                f"the link by {collective} misses a size by {100 * fitted.largest_error_ratio:.0f} %: no one latency"
-                " and bandwidth holds at all sizes (another protocol, a cache), or times scatter"
+                f"the link by {collective} misses a size by {100 * fitted.largest_error_ratio:.0f} %: no single latency"
+                " and bandwidth fits all sizes (another protocol, a cache), or times scatter"
             )
         estimates.append(_fitted(metrics.RUN_LINK_LATENCY_SECONDS, collective, fitted.latency_s))
         estimates.append(_fitted(metrics.RUN_LINK_BANDWIDTH, collective, fitted.bandwidth_bytes_per_second))
         if collective in with_host:
-            # The latency as a loop in Python sees it, fitted to times that include the host.
+            # The latency that a loop in Python sees, fitted to times that include the host.
             try:
                 latency = fit(with_host[collective]).latency_s
                 estimates.append(_fitted(metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, latency))
@@ -110,7 +110,7 @@ def links_by(estimates: Iterable[Estimate]) -> dict[Collective, Link]:
 
 
 def link_by(estimates: Iterable[Estimate], collective: Collective = CALIBRATION) -> Link | None:
-    """Return the link that a run fitted to this collective, None where it fitted none."""
+    """Return the link that a run fitted to this collective; None if it fitted none."""
     return links_by(estimates).get(collective)
 
 
@@ -143,7 +143,7 @@ def expectations(case: Case, estimates: Sequence[Estimate]) -> Iterator[Estimate
 def _sweeps(case: Case, estimates: Sequence[Estimate], times: Metric) -> dict[str, list[list[TimedSize]]]:
     """Return the points of each trial's sweep, by the library's collective.
 
-    times: the metric to read, on the device alone or with the host.
+    times: the metric to read, with or without the host's time.
     """
     if case.ranks == 1:
         return {}
@@ -173,8 +173,8 @@ LabelValues = tuple[str, ...]
 class ProbeTrial:
     """One complete trial of a probe.
 
-    values: one value over all ranks, by metric name and then by label values.
-    gpu_readings: by shape of a matrix product, clock and power of the GPU of the slowest rank.
+    values: values joined over all ranks, by metric name and then by label values. gpu_readings: clock and power of the
+    slowest rank's GPU, by shape of a matrix product.
     """
 
     values: Mapping[str, Mapping[LabelValues, float]]
@@ -183,7 +183,7 @@ class ProbeTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeLogs:
-    """The trials that every rank completed, and what the ranks said is absent.
+    """The trials that every rank completed, and the ranks' notes on what is absent.
 
     choices: collective, size, algorithm and protocol that NCCL logged as chosen, in a trial that is not in `trials`.
     """
@@ -206,7 +206,7 @@ JOINS: dict[Metric, Callable[[Sequence[float]], float]] = {
     metrics.PAIR_SECONDS: max,
     metrics.PAIR_WITH_HOST_SECONDS: max,
 }
-"""How the ranks' values of a metric become one."""
+"""Functions that join the ranks' values of a metric into one value."""
 
 
 def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
@@ -234,7 +234,7 @@ def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
 
 
 def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """Return all Estimates of a probe's run, and what is absent with its reason."""
+    """Return all Estimates of a probe's run, and notes on what is absent."""
     trials = logs.trials
     if not trials:
         return (), ("no trial was completed: all figures are absent",)
@@ -253,7 +253,7 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
 
 
 def _gpu_readings(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[LabelValues, GpuReading]]:
-    """Yield the node's last reading of the GPU while the slowest rank computed each shape, where there is one."""
+    """Yield the node's last reading of the slowest rank's GPU while it computed each shape, if there is one."""
     slowest: dict[LabelValues, tuple[float, RankTrial, Reading]] = {}
     for part in parts:
         for reading in part.of("probe"):
@@ -289,12 +289,12 @@ def _collectives(case: Case, trials: Sequence[ProbeTrial]) -> Iterable[Estimate]
 
 
 def _choices(logs: ProbeLogs) -> Iterable[Estimate]:
-    """Yield what NCCL chose for the collectives and sizes that were measured."""
+    """Yield NCCL's choices for the measured collectives and sizes."""
     measured = {(collective, size) for collective, _, size in logs.trials[0].values[metrics.COLLECTIVE_SECONDS.name]}
     for labels in logs.choices:
-        named = dict(zip(metrics.COLLECTIVE_CHOICE.labels, labels, strict=True))
-        if (named["collective"], named["size"]) in measured:  # NCCL also logs barriers, as all_reduces of 4 bytes.
-            yield estimate(metrics.RUN_COLLECTIVE_CHOICE, [1], **named)
+        choice = dict(zip(metrics.COLLECTIVE_CHOICE.labels, labels, strict=True))
+        if (choice["collective"], choice["size"]) in measured:  # NCCL also logs barriers, as all_reduces of 4 bytes.
+            yield estimate(metrics.RUN_COLLECTIVE_CHOICE, [1], **choice)
 
 
 def _why_no_choice(case: Case, logs: ProbeLogs) -> list[str]:
@@ -323,23 +323,23 @@ _RATES = (
 
 
 def _counts(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    for counted, shown in _COUNTS:
-        for labels, values in _values(trials, counted):
+    for rank_metric, run_metric in _COUNTS:
+        for labels, values in _values(trials, rank_metric):
             if min(values) > 0:
-                yield estimate(shown, values, account="counted", **labels)
+                yield estimate(run_metric, values, account="counted", **labels)
 
 
 def _rates(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    """Yield the rates of products, copies and pairs, and what their GPU's clock and power were meanwhile."""
-    for measured, shown in _RATES:
-        for labels, times_s in _values(trials, measured):
+    """Yield the rates of products, copies and pairs, and their GPU's clock and power at that time."""
+    for rank_metric, run_metric in _RATES:
+        for labels, times_s in _values(trials, rank_metric):
             if "kind" in labels:
                 amount = moved_bytes(labels["kind"], int(labels["size"]))
             elif "pair" in labels:
                 amount = int(labels["size"])
             else:
                 amount = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
-            yield per_second(shown, amount, times_s, **labels)
+            yield per_second(run_metric, amount, times_s, **labels)
     for place in trials[0].values[metrics.MATMUL_SECONDS.name]:
         labels = dict(zip(metrics.MATMUL_SECONDS.labels, place, strict=True))
         beats = [trial.gpu_readings[place] for trial in trials if place in trial.gpu_readings]
@@ -352,7 +352,7 @@ def _rates(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
 
 
 def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], estimates: Sequence[Estimate]) -> list[str]:
-    """Say why clock and power of all products are absent; empty where a product has one."""
+    """Return why clock and power of all products are absent; empty if a product has one."""
     if not trials[0].values[metrics.MATMUL_SECONDS.name]:
         return []
     if case.device == "cpu":

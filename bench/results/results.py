@@ -1,7 +1,7 @@
 """The Estimates of a run from its trials, with a reason for each one that is absent.
 
-`findings` reads the logs of a run's folder, a training's or a probe's; `results_of` judges a training's trials;
-`memory_estimates` sets measured memory beside what the cost models predict.
+`findings` reads the logs of a run's folder, for training or a probe; `results_of` computes the estimates of a
+training's trials; `memory_estimates` compares measured memory with the cost models' predictions.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from workloads.spec import DATA_AXES
 
 
 def _above_0(values: Sequence[float | None]) -> list[float]:
-    """Return the value of each trial; nothing where a trial has none, or one that is not above 0."""
+    """Return the value of each trial; empty if a trial has none, or one that is not positive."""
     positive = [value for value in values if value is not None and value > 0]
     return positive if len(positive) == len(values) else []
 
 
 def _positive(metric: Metric, values: Sequence[float | None], **labels: str) -> Iterator[Estimate]:
-    """Yield the estimate where each trial has a value above 0."""
+    """Yield the estimate if each trial has a positive value."""
     if positive := _above_0(values):
         yield estimate(metric, positive, **labels)
 
 
 def _share(metric: Metric, values: Sequence[float | None], **labels: str) -> Iterator[Estimate]:
-    """Yield the estimate of a share where each trial has a value."""
+    """Yield the estimate of a share if each trial has a value."""
     shares = [value for value in values if value is not None]
     if len(shares) == len(values):
         yield estimate_share(metric, shares, **labels)
 
 
-# A rank's memory: predicted beside measured
+# A rank's memory: predicted and measured
 
 STATE_PARTS = ("parameters", "gradients", "optimizer")
 PEAK_PARTS = ("activations", "other", "total")
 TOTALS = ("live_tensors", "allocator")
-"""Accounts of a trial's peak that count tensors alone; the process's resident memory also holds libraries."""
+"""Accounts of a trial's peak that count only tensors; the process's resident memory also contains libraries."""
 
 
 def memory_estimates(
@@ -67,15 +67,15 @@ def memory_estimates(
     paper_activations: int | Absent,
     peak: Prediction | Absent,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """Return the bytes of each part of memory by each account, predicted over measured, and notes of what is absent.
+    """Return the bytes of memory by part and account, predicted-to-measured ratios, and notes on what is absent.
 
-    States are taken after a step; activations and total at the step's peak, when some gradients may not exist yet, so
-    the total is not the sum of the parts. Each is the most of any rank, but activations and other are those of the rank
-    that held most in all. A part of no bytes is left out of its account.
+    States are measured after a step; activations and total at the step's peak, when some gradients may not exist yet,
+    so that the total is not the sum of the parts. Each value is the largest of any rank, except that activations and
+    other belong to the rank with the largest total. A part of 0 bytes is left out of its account.
     states, peak: predicted for this implementation.
     paper, paper_activations: predicted by the papers' formulas for ZeRO's states and a GPT's activations.
-    The part `other` is what outlives a step and is no state, such as compression's error feedback; `unexplained` is the
-    measured rest of it that no cost model predicts: a leak, perhaps.
+    The part `other` is what outlives a step and is not a state, for example compression's error feedback. `unexplained`
+    is the measured part of it that no cost model predicts: perhaps a leak.
     """
     predicted = predicted_memory(states, peak)
     by_paper = _by_part(paper)
@@ -113,7 +113,7 @@ def memory_estimates(
 
 
 def predicted_memory(states: States | Absent, peak: Prediction | Absent) -> dict[str, int]:
-    """Return the bytes that the cost models of this implementation predict of each part of a rank's memory."""
+    """Return the bytes that this implementation's cost models predict for each part of a rank's memory."""
     predicted = {} if isinstance(states, Absent) else _by_part(states)
     if isinstance(peak, Prediction):
         predicted |= {"activations": peak.activations_bytes, "other": peak.other_bytes, "total": peak.total_bytes}
@@ -142,7 +142,7 @@ def _measured(trial: Trial, part: str) -> float | None:
 def results_of(
     case: Case, trials: Sequence[Trial], peak: Peak | Absent
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """Return all Estimates of a training run, and what is absent with its reason."""
+    """Return all Estimates of a training run, and notes on what is absent."""
     if not trials:
         return (), ("no trial was completed: all figures are absent",)
     shape, spec = case.shape, case.spec()
@@ -195,8 +195,8 @@ def results_of(
         notes += absent
     estimates.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
     powers = [trial.power for trial in trials]
-    if whys := [power.reason for power in powers if isinstance(power, Absent)]:
-        notes.append(f"power and energy are absent: {whys[0]}")
+    if reasons := [power.reason for power in powers if isinstance(power, Absent)]:
+        notes.append(f"power and energy are absent: {reasons[0]}")
     else:
         estimates += _energy(shape.tokens, times_s, [power for power in powers if isinstance(power, Power)])
     if any(trial.traced is None for trial in trials):
@@ -213,26 +213,26 @@ def results_of(
 
 
 def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | Absent:
-    """Return the activation bytes predicted of each stage; not covered where another axis shards a stage's tensors."""
+    """Return the predicted activation bytes of each stage; absent if another axis shards a stage's tensors."""
     spec = case.spec()
     absent = peak_not_covered(case) or spec.states_not_covered(case)
     if absent is not None:
         return absent
     if others := {axis for axis, size in spec.mesh(case).items() if size > 1} - {AXIS, *DATA_AXES}:
         axes = " and ".join(sorted(others))
-        return Absent(reason=f"no cost model says what the axis {axes} leaves of a stage's tensors")
+        return Absent(reason=f"no cost model predicts how the axis {axes} divides a stage's tensors")
     return activations_by_stage(pipeline, microbatch(case, spec.data_ranks(case)), counts(case, pipeline.stages))
 
 
 def _energy(step_tokens: int, steps_s: Sequence[float], powers: Sequence[Power]) -> Iterator[Estimate]:
-    """Yield power of a GPU and energy of a token. steps_s: the mean step of each trial."""
+    """Yield power per GPU and energy per token. steps_s: the mean step of each trial."""
     yield from _positive(results.RUN_GPU_POWER_WATTS, [power.watts / power.gpus for power in powers])
     of_a_token = [power.watts * step_s / step_tokens for power, step_s in zip(powers, steps_s, strict=True)]
     yield from _positive(results.RUN_TOKEN_ENERGY_JOULES, of_a_token)
 
 
 def _saved(trials: Sequence[Saves | None]) -> Iterator[Estimate]:
-    """Yield the figures of a run's checkpoints; nothing where a trial saved none."""
+    """Yield the figures of a run's checkpoints; nothing if a trial saved none."""
     saves = [saved for saved in trials if saved is not None]
     if not saves or len(saves) < len(trials):
         return
@@ -247,7 +247,7 @@ def _saved(trials: Sequence[Saves | None]) -> Iterator[Estimate]:
 
 
 def _traced(trials: Sequence[Trial]) -> Iterator[Estimate]:
-    """Yield where the time of traced steps went; nothing where a trial traced none."""
+    """Yield the division of traced steps; nothing if a trial traced none."""
     traced = [trial.traced for trial in trials if trial.traced is not None]
     if len(traced) < len(trials):
         return
@@ -255,7 +255,7 @@ def _traced(trials: Sequence[Trial]) -> Iterator[Estimate]:
     for part in traced[0].shares:
         yield from _share(results.RUN_TRACED_RATIO, [window.shares.get(part) for window in traced], part=part)
     yield from _share(results.RUN_OVERLAP_RATIO, [window.overlap_ratio for window in traced])
-    # The overlap of a lone collective is that of all communication.
+    # The overlap of a single collective equals that of all communication.
     overlaps = [window.collective_overlap_ratios for window in traced]
     names = [name for name in overlaps[0] if all(name in ratios for ratios in overlaps)]
     for name in names if len(names) > 1 else ():
@@ -266,14 +266,14 @@ def _traced(trials: Sequence[Trial]) -> Iterator[Estimate]:
 
 
 def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
-    """Yield the pairs of the ranks that attend least and most: counted, and predicted from the layout."""
-    counted = [
+    """Yield the attention pairs of the ranks with the fewest and the most: counted, and predicted from the layout."""
+    pairs_of_trials = [
         trial.traced.attention_pairs for trial in trials if trial.traced is not None and trial.traced.attention_pairs
     ]
     predicted = case.spec().attention_pairs(case)
     for place, extreme in enumerate(("least", "most")):
-        if len(counted) == len(trials):
-            values = [pairs[place] for pairs in counted]
+        if len(pairs_of_trials) == len(trials):
+            values = [pairs[place] for pairs in pairs_of_trials]
             yield estimate(results.RUN_ATTENTION_PAIRS, values, extreme=extreme, account="counted")
         if predicted:
             pairs = (min(predicted), max(predicted))[place]
@@ -281,7 +281,7 @@ def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
 
 
 def _traffic(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
-    """Yield the bytes a rank hands to each collective over each mesh axis: predicted by the cost model, and counted."""
+    """Yield the bytes that a rank hands to each collective over each mesh axis: predicted and counted."""
     transfers = case.spec().transfers(case)
     values: dict[tuple[str, str, str], Sequence[float | None]] = {}
     for axis in {transfer.axis for transfer in transfers}:
@@ -301,7 +301,7 @@ def _traffic(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All that a run's own logs tell of it; see `bench.store.summary.Summary` for the fields."""
+    """Everything that a run's own logs show about it; see `bench.store.summary.Summary` for the fields."""
 
     trials_done: int
     estimates: tuple[Estimate, ...]
@@ -312,9 +312,9 @@ class Findings:
 
 
 def findings(case: Case, folder: Path, device_name: str | None) -> Findings:
-    """Read the logs of a run's folder and judge them.
+    """Read the logs of a run's folder and compute the results.
 
-    device_name: of the GPU, as its driver gives it; None for a CPU.
+    device_name: of the GPU, as the driver names it; None for a CPU.
 
     Raises:
         NewerSchema: a newer version wrote the logs.

@@ -1,7 +1,7 @@
-"""A run's step divided into parts: what each trial spent in computation, in communication and in waiting.
+"""A run's step divided into parts: the time that each trial spent on computation, communication and waiting.
 
-The parts are compute, exposed communication, waiting, bubble, data, copies and idle; what these leave is unexplained,
-so that all add up to the step. docs/guides/scaling.md has each part's formula, and what it cannot tell.
+The parts are compute, exposed communication, waiting, bubble, data, copies and idle; the rest is unexplained, so that
+all parts add up to the step. docs/guides/scaling.md has each part's formula and its limits.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from collectors.metrics.metric import Metric
 PartName = Literal["exposed_communication", "waiting", "bubble", "idle", "data", "copies", "compute", "unexplained"]
 PARTS: tuple[PartName, ...] = get_args(PartName)
 """exposed_communication: transfers that computation does not hide, without the waiting. waiting: for the last rank of a
-collective: imbalance and stragglers. bubble: of a pipeline. data: for a batch. unexplained: the rest."""
+collective: imbalance and stragglers. bubble: of a pipeline. data: waiting for a batch. unexplained: the rest.
+"""
 
 _DECIMALS = 12
-"""Decimals of a second that are kept of what is left: further ones are rounding errors, not differences of trials."""
+"""Decimals of a second in the unexplained rest: further ones are rounding errors, not differences of trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """A run that is measured, as far as the division of its step goes."""
+    """The part of a measured run that is needed to divide its step."""
 
     case: Case
     estimates: Sequence[Estimate]
@@ -47,10 +48,10 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAccount:
-    """What a run tells of its step. Each sequence has a value for each trial; empty where unknown.
+    """A run's measurements of its step. Each sequence has a value for each trial; empty if unknown.
 
-    step_s: the tokens of a step divided by the run's tokens per second, which efficiency is computed from.
-    waiting_ratios: the share of the time in collectives that is waiting.
+    step_s: the tokens of a step divided by the run's tokens per second, from which efficiency is computed.
+    waiting_ratios: share of the time in collectives that is waiting.
     """
 
     step_s: float
@@ -63,14 +64,14 @@ class StepAccount:
     notes: tuple[str, ...]
 
     def divide(self, absent: Mapping[PartName, str]) -> dict[PartName, list[float]]:
-        """Return the seconds of each part in each trial, but for those that are absent; they add up to its step."""
+        """Return the seconds of each part in each trial, without absent parts; they add up to the trial's step."""
         trials = [self._divide(trial, absent) for trial in range(len(self.steps_s))]
         for step_s, parts in zip(self.steps_s, trials, strict=True):
             parts["unexplained"] = round(step_s - math.fsum(parts.values()), _DECIMALS)
         return {name: [parts[name] for parts in trials] for name in trials[0] if name not in absent}
 
     def of_step(self, seconds: Sequence[float]) -> float:
-        """Return a part's seconds of the run's step, by its mean share of the trials' steps.
+        """Return a part's seconds within the run's step, by its mean share of the trials' steps.
 
         Shares of all parts add up to 1 in each trial, and so do their means; medians would not.
         """
@@ -82,18 +83,18 @@ class StepAccount:
             return {"data": data_s}
         trace = self.traces[trial]
         compute_s, exposed_s, copies_s, idle_s = trace.compute_s, trace.exposed_s, trace.copies_s, trace.idle_s
-        # The profiler works on the host, which computes on a CPU and lets a GPU idle: what it makes the step longer by
-        # is taken from these two.
+        # The profiler works on the host, which computes on a CPU and lets a GPU idle, so the time that it adds to the
+        # step is subtracted from these two parts.
         host_s = compute_s + idle_s
         room_s = max(0.0, self.steps_s[trial] - exposed_s - copies_s)
         if host_s > room_s:
             compute_s, idle_s = compute_s * room_s / host_s, idle_s * room_s / host_s
-        # Nothing runs on a rank that waits for its batch.
+        # A rank that waits for its batch is idle.
         data_s = min(data_s, idle_s)
         idle_s -= data_s
         waiting_s = 0.0 if "waiting" in absent else exposed_s * self.waiting_ratios[trial]
         exposed_s -= waiting_s
-        # In the bubble a rank waits for messages, in a collective or idle: which, nothing tells.
+        # In the bubble a rank waits for messages, either in a collective or idle; nothing shows which.
         outside_s = exposed_s + waiting_s + idle_s
         bubble_s = 0.0 if "bubble" in absent else min(self.bubbles_s[trial], outside_s)
         remaining = 1 - bubble_s / outside_s if outside_s else 0.0
@@ -109,7 +110,7 @@ class StepAccount:
 
 
 def step_account(run: MeasuredStep) -> StepAccount | str:
-    """Return what the run tells of its step, or why that is nothing."""
+    """Return the run's measurements of its step, or why there are none."""
     case, title = run.case, run.case.title
     rates = of_metric(run.estimates, results.RUN_TOKENS_PER_SECOND)
     steps = of_metric(run.estimates, results.RUN_MEAN_STEP_SECONDS)
@@ -130,9 +131,7 @@ def step_account(run: MeasuredStep) -> StepAccount | str:
     if case.ranks == 1 or (traces and not any(trace.exposed_s for trace in traces)):
         waiting = [0.0] * trials  # A lone rank waits for nobody.
     if traces and not waiting:
-        absent["waiting"] = (
-            f"the traces of {title} cannot be joined, or not of each trial, so it is in exposed communication"
-        )
+        absent["waiting"] = f"the traces of {title} cannot be joined in every trial, so it is in exposed communication"
     bubbles_s = _bubbles_s(run, trials)
     if traces and not bubbles_s:
         absent["bubble"] = f"{title} has no times of its stages, so it is in waiting, communication and idle"
@@ -154,13 +153,13 @@ def step_account(run: MeasuredStep) -> StepAccount | str:
 
 
 def _trials(estimates: Sequence[Estimate], metric: Metric, trials: int, **labels: str) -> Sequence[float]:
-    """Return the values of all trials; empty where the run has none, or not one for each trial."""
+    """Return the values of all trials; empty if the run does not have one for each trial."""
     values = [estimate.trials for estimate in of_metric(estimates, metric) if estimate.labels == labels]
     return values[0] if values and len(values[0]) == trials else ()
 
 
 def _traces(estimates: Sequence[Estimate], trials: int) -> list[TracedStep]:
-    """Return the traced step of each trial; empty where not each trial has one."""
+    """Return the traced step of each trial; empty if any trial has none."""
     steps_s = _trials(estimates, results.RUN_TRACED_STEP_SECONDS, trials)
     shares = {
         part: _trials(estimates, results.RUN_TRACED_RATIO, trials, part=part)
@@ -168,7 +167,7 @@ def _traces(estimates: Sequence[Estimate], trials: int) -> list[TracedStep]:
     }
     if not (steps_s and shares["compute"] and shares["idle"]):
         return []
-    # A rank that never copies or communicates tells nothing of it.
+    # A rank that never copies or communicates has no value for it.
     seconds = {
         part: [share * step_s for share, step_s in zip(values or [0.0] * trials, steps_s, strict=True)]
         for part, values in shares.items()
@@ -186,10 +185,10 @@ def _traces(estimates: Sequence[Estimate], trials: int) -> list[TracedStep]:
 
 
 def _bubbles_s(run: MeasuredStep, trials: int) -> Sequence[float]:
-    """Return the bubble of each trial's step, in seconds of a rank; 0 without a pipeline, empty where it is unknown.
+    """Return the bubble of each trial's step, in seconds per rank; 0 without a pipeline, empty if it is unknown.
 
-    The ratio is of the time from the first action to the last, in which a rank computes for `busy_s`: so the bubble is
-    busy_s ratio / (1 - ratio).
+    The ratio refers to the time from the first action to the last, in which a rank computes for `busy_s`. So the bubble
+    is busy_s ratio / (1 - ratio).
     """
     case = run.case
     pipeline = case.spec().pipeline(case)

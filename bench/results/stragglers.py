@@ -1,6 +1,6 @@
 """Waits and stragglers of a run: estimates from the profiler windows of all its ranks, joined trial by trial.
 
-In each trial the ranks' windows are matched to tell which rank waited for which in a collective. The trials then give
+In each trial the ranks' windows are matched to show which rank waited for which in a collective. The trials then give
 estimates, the straggler, and a reason for what is absent.
 """
 
@@ -37,7 +37,7 @@ _REASONS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedTrial:
-    """One trial's joined windows. samples: of the run's metrics. notes: what was left out or assumed, each once."""
+    """One trial's joined windows. samples: of the run's metrics. notes: what was left out or assumed, no duplicates."""
 
     samples: tuple[Sample, ...]
     lateness: TracedLateness
@@ -48,7 +48,7 @@ def join_ranks(timelines: Sequence[Timeline]) -> JoinedTrial:
     """Join the windows of all ranks of a trial.
 
     Raises:
-        ValueError: two Timelines are of one rank.
+            ValueError: two Timelines have the same rank.
     """
     joined = collectives(timelines)
     lateness = traced_lateness(joined)
@@ -97,7 +97,7 @@ def _of_collectives(collectives_of_trial: Collectives) -> Iterator[Sample]:
         transfer_ns = fmean(ns for time in times for ns in time.transfer_ns)
         yield results_metrics.RUN_COLLECTIVE_WAIT_SECONDS.at(wait_ns / 1e9, collective=name)
         yield results_metrics.RUN_COLLECTIVE_TRANSFER_SECONDS.at(transfer_ns / 1e9, collective=name)
-        # The mean bandwidth of all calls, weighted by their time; absent where that of one call is unknown.
+        # The mean bandwidth of all calls, weighted by their time; absent if that of any call is unknown.
         elapsed_ns = [max(time.end_ns) - max(time.arrival_ns) for time in times]
         speeds = [time.bus_bandwidth for time in times if time.bus_bandwidth is not None]
         if len(speeds) == len(times):
@@ -108,13 +108,13 @@ def _of_collectives(collectives_of_trial: Collectives) -> Iterator[Sample]:
 
 
 def _residual_ns(alignment: Alignment) -> int | None:
-    """Return how far times of different clocks may be off; None where it is unknown, or the ranks share one clock."""
+    """Return how far times of different clocks may be off; None if unknown, or if the ranks share one clock."""
     host_of = {timeline.rank: timeline.about.host for timeline in alignment.timelines}
     residuals_ns = []
     for agreement in alignment.agreements:
         hosts = {host_of[rank] for rank in agreement.ranks}
-        # Within one host a residual of 0 is by definition and no measurement. One above 0 counts: the host's ranks then
-        # have several clocks.
+        # Within one host a residual of 0 is a definition and not a measurement. A positive one counts: the host's ranks
+        # then have several clocks.
         if agreement.residual_ns is not None and (agreement.residual_ns or None in hosts or len(hosts) > 1):
             residuals_ns.append(agreement.residual_ns)
     return max(residuals_ns, default=None)
@@ -126,11 +126,11 @@ def _residual_ns(alignment: Alignment) -> int | None:
 def find_straggler(
     trials: Sequence[TracedLateness], node_of: Callable[[int], str | None] = lambda rank: None
 ) -> tuple[Estimate | None, str]:
-    """Return the straggler's share of the traced time, None where there is no straggler; and the verdict in words.
+    """Return the straggler's share of the traced time, None if there is no straggler; and the verdict in words.
 
-    node_of: returns the name of a rank's node; None where there is but one, or it is not known.
+    node_of: returns the name of a rank's node; None if there is only one node, or if it is unknown.
 
-    The unit of evidence is the trial: a rank that is late in one trial only may owe it to chance, however many steps
+    The unit of evidence is the trial: a rank that is late in only one trial may be late by chance, however many steps
     were traced.
     """
     result = verdict(trials)
@@ -154,18 +154,18 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def merge_trials(notes_by_trial: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """Yield each note of the trials once, with its trial where not all trials have it.
+    """Yield each note of the trials once, with its trial if not all trials have it.
 
     Of notes that differ only in their numbers, yield those of the trial with the largest numbers:
         {0: ["2 of 40 events"], 1: ["7 of 40 events"]}  ->  "trial 1, the worst of 2: 7 of 40 events"
     """
-    # By the note without its numbers: its forms in each trial.
-    alike: dict[str, dict[int, tuple[str, ...]]] = defaultdict(dict)
+    # Keyed by the note without its numbers: its forms in each trial.
+    forms_of: dict[str, dict[int, tuple[str, ...]]] = defaultdict(dict)
     for trial, notes in notes_by_trial.items():
         for note in dict.fromkeys(notes):
-            of_trial = alike[_NUMBER.sub("0", note)]
+            of_trial = forms_of[_NUMBER.sub("0", note)]
             of_trial[trial] = (*of_trial.get(trial, ()), note)
-    for of_trial in alike.values():
+    for of_trial in forms_of.values():
         worst = max(
             of_trial,
             key=lambda trial: [[float(number) for number in _NUMBER.findall(note)] for note in of_trial[trial]],
@@ -185,16 +185,16 @@ _METRICS = {metric.name: metric for metric in results_metrics.METRICS}
 
 
 def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """Return the estimates of waits and stragglers, and notes: what is absent with its reason, and the straggler.
+    """Return the estimates of waits and stragglers, and notes on what is absent and on the straggler.
 
-    Both are empty for a run that traced nothing, a run of one rank, and a probe's run.
-    folder: the run's. trials: the number of complete trials, counted from the first; a note names each trial that is
-    left out because a rank's window is missing, or cannot be read or joined.
+    Both are empty for a run that traced nothing, a run of one rank, and a probe's run. folder: the run's. trials: the
+    number of complete trials, counted from the first; a note names each trial that is left out because a rank's window
+    is missing, or cannot be read or joined.
     """
     if case.model is None or case.ranks == 1 or not case.trace_steps or not trials:
         return (), ()
     joined: dict[int, JoinedTrial] = {}
-    left_out: dict[str, list[int]] = defaultdict(list)  # By the reason, the trials.
+    left_out: dict[str, list[int]] = defaultdict(list)  # Trials by reason.
     for trial in range(trials):
         paths = [window_path(folder, trial, rank) for rank in range(case.ranks)]
         if missing := [rank for rank, path in enumerate(paths) if not path.exists()]:
@@ -240,10 +240,10 @@ def _estimates(joined: Mapping[int, JoinedTrial], notes: list[str]) -> Iterator[
     }
     lacking: dict[str, list[str]] = {}
     for name, labels in dict.fromkeys(key for of_trial in by_trial.values() for key in of_trial):
-        without = [str(trial) for trial, of_trial in by_trial.items() if (name, labels) not in of_trial]
-        if without:
+        lacking_trials = [str(trial) for trial, of_trial in by_trial.items() if (name, labels) not in of_trial]
+        if lacking_trials:
             of = f" of {' '.join(' '.join(label) for label in labels)}" if labels else ""
-            lacking.setdefault(name, []).append(f"that{of} of trial {' and '.join(without)}")
+            lacking.setdefault(name, []).append(f"that{of} of trial {' and '.join(lacking_trials)}")
         else:
             yield _estimate(_METRICS[name], [of_trial[name, labels] for of_trial in by_trial.values()], dict(labels))
     notes.extend(
@@ -257,6 +257,6 @@ def _estimate(metric: Metric, values: Sequence[float], labels: Mapping[str, str]
         return estimate_share(metric, values, **labels)
     if min(values) > 0:
         return estimate(metric, values, **labels)
-    # A value of 0 has no logarithm, so the interval is that of the values themselves, cut off at 0.
+    # A value of 0 has no logarithm, so the interval is that of the values themselves, clipped at 0.
     plain = estimate_part(metric, values, middle=median(values), **labels)
     return plain if plain.low is None else replace(plain, low=max(0.0, plain.low))

@@ -1,6 +1,6 @@
-"""Timelines on disk: where a run keeps its ranks' profiler windows, and how trace files become Timelines.
+"""Timelines on disk: where a run stores its ranks' profiler windows, and how trace files become Timelines.
 
-Large traces are read in processes of their own.
+Large traces are read in separate processes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from collectors.files import make_subfolder, open_to_read
 from collectors.sample_log import Reading, read
 from collectors.traces.timeline import Timeline, save
 
-# Profiler windows of a run: trial<t>/rank<k>.timeline.npz, and the newest of each rank beside the ranks' logs.
+# Profiler windows of a run: trial<t>/rank<k>.timeline.npz, and the newest of each rank next to the ranks' logs
 
 
 def save_timeline(timeline: Timeline, folder: Path, trial: int) -> None:
-    """Write the rank's window of this trial; an earlier window of the trial is replaced. folder: the run's.
+    """Write the rank's window of this trial, in place of an earlier one of the trial. folder: the run's.
 
     Raises:
         OSError: the folder cannot be written.
@@ -53,9 +53,9 @@ def window_path(folder: Path, trial: int, rank: int) -> Path:
 
 
 def newest_windows(folder: Path) -> list[Path]:
-    """Return the windows of the last trial that kept any, even if ranks lack one: windows of two trials never mix.
+    """Return the windows of the last trial that has any, even if ranks lack one: windows of two trials never mix.
 
-    folder: the run's. Runs of older versions, without a folder for each trial, have their windows beside the logs.
+    folder: the run's. Runs of older versions have no folder for each trial; their windows are next to the logs.
     """
     trials = {
         int(match[1]): path for path in folder.glob("trial*") if (match := re.fullmatch(r"trial(\d+)", path.name))
@@ -67,14 +67,14 @@ def newest_windows(folder: Path) -> list[Path]:
 
 
 OWN = ".timeline.npz"
-"""Ending of the name of a file that holds one of our own Timelines."""
+"""Ending of the file names of our own Timelines."""
 APART_FROM_BYTES = 256 << 20
 """Total size from which foreign traces are read in parallel; below it, starting processes costs more than it saves."""
 _PACKED = 16
 """Approximate compression ratio of a gzipped trace."""
 
 _BROKEN = (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError)
-"""What reading a damaged Timeline raises; zipfile raises RuntimeError for an encryption that it does not support."""
+"""Exceptions from reading a damaged Timeline; zipfile raises RuntimeError for an unsupported encryption."""
 
 Answer: TypeAlias = tuple[Literal["read"], Timeline] | tuple[Literal["refused", "broken"], str]
 
@@ -110,7 +110,7 @@ def read_traces(
     else:
         with ThreadPoolExecutor(cores) as threads:  # Each thread waits for a process that reads one file.
             largest_first = sorted(paths, key=_content_bytes, reverse=True)
-            # Another process has not our pipes open.
+            # Another process does not have our pipes open.
             read = threads.map(
                 lambda path: _read(path, rank) if path.is_fifo() else _read_apart(path, rank), largest_first
             )
@@ -142,7 +142,7 @@ def _read_apart(path: Path, rank: int | None) -> Answer:
         except EOFError:
             reader.join()
             raise InfrastructureFailed(
-                f"{path}: the process that read it ended with code {reader.exitcode}; is there memory enough?"
+                f"{path}: the process that read it ended with code {reader.exitcode}; perhaps memory is short:"
                 " name fewer files at a time"
             ) from None
         reader.join()
@@ -154,7 +154,7 @@ def _send(to: Connection, path: Path, rank: int | None) -> None:
     with to:
         try:
             answer = _read(path, rank)
-        except Exception:  # noqa: BLE001  # A bug of ours: the parent raises it again, where it is recorded.
+        except Exception:  # noqa: BLE001  # Our own bug: the parent raises it again and records it.
             answer = "broken", traceback.format_exc()
         to.send(answer)
 
@@ -180,18 +180,20 @@ def _load(path: Path, rank: int | None) -> Timeline:
     from collectors.traces.timeline import load
 
     with open_to_read(path) as file:
-        is_whole = zipfile.is_zipfile(file)  # Checked first: numpy leaves a file open that is no zip archive.
+        is_whole = zipfile.is_zipfile(file)  # Checked first: numpy leaves other files open.
     if not is_whole:
-        raise Misuse(f"{path} is not a timeline of ours, or only the first part of one")
+        raise Misuse(f"{path} is not a Timeline of this program, or is incomplete")
     try:
         timeline = load(path)
     except _BROKEN as error:
-        is_told = str(error).startswith(str(path))  # The message names the file already, e.g. for a newer schema.
-        raise Misuse(str(error) if is_told else f"{path} is not a timeline of ours, or a broken one: {error}") from None
+        names_file = str(error).startswith(str(path))  # For example for a newer schema.
+        raise Misuse(
+            str(error) if names_file else f"{path} is not a Timeline of this program, or is broken: {error}"
+        ) from None
     return timeline if rank is None else replace(timeline, rank=rank)
 
 
-# Profiler windows as rank 0 logged them
+# Profiler windows in the log of rank 0
 
 
 def windows_by_trial(folder: Path) -> Counter[int]:

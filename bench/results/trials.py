@@ -1,6 +1,6 @@
 """The logs of a run's ranks, joined to one value per metric and trial.
 
-A trial is complete, and counts, when each rank's log says that it ended well.
+A trial is complete, and counts, if each rank's log says that it ended well.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RankTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLogs:
-    """trials: the parts of all ranks of each complete trial, by its number. notes: what the ranks said is absent."""
+    """trials: the parts of all ranks of each complete trial, by number. notes: the ranks' notes on what is absent."""
 
     trials: dict[int, tuple[RankTrial, ...]]
     notes: tuple[str, ...]
@@ -63,7 +63,7 @@ class RankLogs:
 def read_rank_logs(folder: Path, ranks: int, *, mark: Mark) -> RankLogs:
     """Join the logs of all ranks of a run.
 
-    mark: a complete trial has readings with this mark from every rank.
+    mark: only trials with readings of this mark from every rank are complete.
 
     Raises:
         NewerSchema: a newer version wrote the logs.
@@ -97,7 +97,7 @@ def read_rank_logs(folder: Path, ranks: int, *, mark: Mark) -> RankLogs:
 
 
 def node_notes(folder: Path) -> tuple[str, ...]:
-    """Return what the collectors of the run's nodes said is absent."""
+    """Return the notes of the nodes' collectors on what is absent."""
     records = [record for path in sorted(folder.glob("node*.jsonl")) for record in read(path).records]
     return tuple(dict.fromkeys(record.text for record in records if isinstance(record, Note)))
 
@@ -115,10 +115,10 @@ def values_of(readings: Iterable[Reading], metric: Metric) -> Iterable[float]:
 def join_by_labels(
     parts: Sequence[RankTrial], mark: Mark, metric: Metric, join: Callable[[Sequence[float]], float]
 ) -> dict[tuple[str, ...], float]:
-    """Return one value for each set of labels: the last value of each rank that has it, joined over the ranks.
+    """Return one value for each set of labels: the last value of each rank that has these labels, joined over ranks.
 
-    The keys are label values in the order of the metric's labels. Joined by max, ranks that end with {("a",): 1.0} and
-    with {("a",): 3.0, ("b",): 2.0} give {("a",): 3.0, ("b",): 2.0}.
+    The keys are label values in the order of the metric's labels. If ranks end with {("a",): 1.0} and with {("a",):
+    3.0, ("b",): 2.0}, joining by max gives {("a",): 3.0, ("b",): 2.0}.
     """
     values: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for part in parts:
@@ -147,12 +147,12 @@ PARTS = {
 class Traced:
     """One trial's traced steps.
 
-    step_s: the median over all ranks' steps; None where no step was traced whole, and only counts are known.
-    shares: per part of the step, its share of the traced step, the median over all ranks' steps.
-    communication_s: time in which collectives ran, likewise; None where there was no communication.
-    overlap_ratio: overlap over communication, likewise; None where there was no communication.
-    collective_overlap_ratios: per collective, its overlap over its own time, likewise.
-    attention_pairs: the fewest and the most that a rank attended in a step; None where ranks do not count them.
+    step_s: the median over all ranks' steps; None if no step was traced whole, so that only counts are known.
+    shares: each part's share of the traced step, as the median over all ranks' steps.
+    communication_s: time in which collectives ran, as the same median; None if there was no communication.
+    overlap_ratio: overlap over communication, as the same median; None if there was no communication.
+    collective_overlap_ratios: each collective's overlap over its own time, as the same median.
+    attention_pairs: the fewest and the most that a rank attended in a step; None if ranks do not count them.
     payload_bytes: per collective and mesh axis, the most that a rank handed over in a step.
     """
 
@@ -166,7 +166,7 @@ class Traced:
 
 
 def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
-    """Join the ranks' traced steps; None where there are none."""
+    """Join the ranks' traced steps; None if there are none."""
     readings = [reading for of_rank in readings_by_rank for reading in of_rank]
     if not readings:
         return None
@@ -206,13 +206,13 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Power of all GPUs of a trial together while their ranks measured. gpus: how many there are."""
+    """Total power of all GPUs of a trial while their ranks measured. gpus: their number."""
 
     watts: float
     gpus: int
 
 
-_NO_GPU = Absent(reason="they are counted of GPUs, and no rank's log names one")
+_NO_GPU = Absent(reason="they are measured on GPUs, and no rank's log names one")
 
 
 # Checkpoints
@@ -223,8 +223,8 @@ class Saves:
     """The checkpoints that one trial saved; each figure is the median over its saves.
 
     stall_s: the longest pause of a rank. write_s: time until all files were on disk.
-    rank_bytes: the most that a rank wrote. total_bytes: all that ranks wrote.
-    step_s: a step of the slowest rank that began while a checkpoint was written; None where training paused.
+    rank_bytes: the most that a rank wrote. total_bytes: what all ranks wrote together.
+    step_s: a step of the slowest rank that began while a checkpoint was being written; None if training paused.
     """
 
     stall_s: float
@@ -235,7 +235,7 @@ class Saves:
 
 
 def join_saves(saved: Sequence[Sequence[Reading]], while_saving: Sequence[Sequence[Reading]]) -> Saves | None:
-    """Join the readings of a trial's saves, by rank, and of the steps while they were written; None without a save."""
+    """Join the readings of a trial's saves, by rank, and of steps during the saves; None without a save."""
     by_save = list(zip(*saved, strict=False))
     if not by_save:
         return None
@@ -263,20 +263,20 @@ class Trial:
 
     step_s: the slowest rank's median step. step_spread_ratio: that rank's spread of steps (see `estimate.spread`).
     mean_step_s: mean measured step of the rank with the longest mean. Rates are computed from it and not from the
-        median, which an input that stutters does not change.
-    phases_s: per phase, the mean over the steps of the rank that spent most in it.
-    data_wait_s: the mean over the steps of the rank whose host waited most for its batches; None where the step's clock
+        median, which a stuttering input does not change.
+    phases_s: per phase, the mean over the steps of the rank that spent most time in it.
+    data_wait_s: the mean over the steps of the rank whose host waited longest for its batches; None if the step's clock
         is the host's.
-    peak_bytes: per account, the most that any rank held. state_bytes: per part of training's state, the same.
-    activation_bytes: activations alive at the peak of live tensors, of the rank that held most in all, as the law has
-        it; None where not tracked. other_bytes: likewise, what was alive before the step and is no state.
+    peak_bytes: per account, the most that any rank held. state_bytes: the same per part of training's state.
+    activation_bytes: activations alive at the peak of live tensors, on the rank with the largest total, as in the cost
+        model; None if not tracked. other_bytes: on the same rank, what was alive before the step and is not a state.
     stage_activation_bytes: per pipeline stage, the most that its microbatches left on any rank.
-    loss: mean over ranks of the last measured step's loss; None where a rank that computes one has no finite one there.
+    loss: mean over ranks of the last measured step's loss; None if a rank that computes a loss has no finite one there.
     observer_ratio: the largest share of any rank's measured steps that its own collectors took.
-    power: of its GPUs, or why it is not known.
-    traced: the steps under the profiler, None where there were none.
+    power: of its GPUs, or why it is unknown.
+    traced: the steps under the profiler; None if there were none.
     timed_steps: the steps in which the actions of pipeline stages were timed; empty without stages.
-    saves: its checkpoints; None where it saved none.
+    saves: its checkpoints; None if it saved none.
     """
 
     number: int
@@ -300,7 +300,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs:
-    """The trials that every rank completed, and what the ranks said is absent."""
+    """The trials that every rank completed, and the ranks' notes on what is absent."""
 
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]
@@ -314,7 +314,7 @@ def read_trials(folder: Path, ranks: int) -> Logs:
     """
     logs = read_rank_logs(folder, ranks, mark="measured")
     has_gpus = any(part.gpu_uuid for parts in logs.trials.values() for part in parts)
-    beats = GpuBeats(folder) if has_gpus else None  # Without GPUs nothing in the nodes' logs is asked for here.
+    beats = GpuBeats(folder) if has_gpus else None  # Without GPUs the nodes' logs are not needed.
     return Logs(trials=tuple(_join(number, parts, beats) for number, parts in logs.trials.items()), notes=logs.notes)
 
 
@@ -322,7 +322,7 @@ def _join(number: int, ranks: Sequence[RankTrial], beats: GpuBeats | None) -> Tr
     measured = [rank.of("measured") for rank in ranks]
     steps_by_rank = [list(values_of(readings, STEP_SECONDS)) for readings in measured]
     slowest = max(steps_by_rank, key=median)
-    # The mean time of each phase in a step of each rank; its usual phases in the order of a step, then others by name.
+    # Each rank's mean time of each phase per step; the usual phases in the order of a step, then others by name.
     phases_s: dict[str, list[float]] = defaultdict(list)
     for readings in measured:
         totals_s: dict[str, float] = defaultdict(float)
@@ -374,7 +374,7 @@ def _join(number: int, ranks: Sequence[RankTrial], beats: GpuBeats | None) -> Tr
 
 
 def _power(number: int, ranks: Sequence[RankTrial], beats: GpuBeats) -> Power | Absent:
-    """Return the power of a trial's GPUs, each by the first rank that computes on it."""
+    """Return the power of a trial's GPUs, each read for the first rank that computes on it."""
     powers_w: dict[str, float] = {}
     for rank, part in enumerate(ranks):
         if part.gpu_uuid is None:
@@ -395,9 +395,9 @@ def _power(number: int, ranks: Sequence[RankTrial], beats: GpuBeats) -> Power | 
 
 
 def _loss(parts: Iterable[RankTrial]) -> float | None:
-    """Return the mean over ranks of the last measured step's loss; None where a rank that computes one lacks it.
+    """Return the mean over ranks of the last measured step's loss; None if a rank that computes a loss lacks it.
 
-    Only finite losses are logged. A rank that has no loss in any step computes none.
+    Only finite losses are logged. A rank without a loss in any step computes none.
     """
     last: list[float] = []
     for part in parts:

@@ -1,27 +1,28 @@
-"""The difference of two sides' trials, with an interval and a test that hold for few trials of any usual shape.
+"""The difference of two sides' trials, with an interval and a test that hold for few trials of any usual distribution.
 
-Trials are few, one side may be noisier, times are only ever slower than their best, and some have two modes (a
-placement, a clock). Each test here joins two, and shows a difference only where both do; its interval is the hull of
-theirs, its p-value the larger one:
+Trials are few, one side may be noisier, times are only ever too slow, and some have two modes (a placement, a
+clock). Each test here combines two, and shows a difference only if both do. Its interval is the hull of their
+intervals, its p-value the larger of their p-values:
 
     in two groups   Welch's t on the means            and Brunner and Munzel's test of which side is larger more often
     in pairs        Student's t on the differences    and Wilcoxon's signed ranks, from `LEAST_RANKED_PAIRS` pairs on
 
-A t test alone takes a side with more slow trials in its sample for a slower side; ranks alone call three trials
-against three different whenever they do not overlap, one time in ten.
+A t test alone takes a side with more slow trials in its sample for a slower side. Ranks alone call three trials
+different from three whenever they do not overlap, one time in ten.
 
-Skew of two equally noisy sides cancels in their difference. That of a lone noisy one does not: a few of its trials
-often hold none of its slow ones, and make it look faster and less noisy than it is. So the end of t's interval at which
-the noisier side is slower than seen lies further out (`_guard`), and both ends where nobody says which way is slower.
+The skew of two equally noisy sides cancels in their difference. That of one noisy side does not: a few of its trials
+often contain none of its slow ones, so that it looks faster and less noisy than it is. So the end of t's interval at
+which the noisier side is slower than observed lies further out (`_guard`); if the slower direction is unknown, both
+ends do.
 
-Two groups of fewer than `LEAST_APART` trials show only a `LARGE` difference by themselves: the trials of one often lie
-in one of two modes only, and nothing in them says that there is another. The noise of a side is therefore the larger
-one of its trials' and of earlier runs' of the same series (`known_noise`); with that of both sides, few trials may show
-one.
-docs/measured/coverage.md has the measured shares of false differences, with and without.
+Two groups of fewer than `LEAST_APART` trials show only a `LARGE` difference by themselves: the trials of a group often
+lie in only one of two modes, and nothing in them shows that there is another. The noise of a side is therefore the
+larger of its trials' noise and that of earlier runs of the same series (`known_noise`); if that is known for both
+sides, few trials may show a difference. docs/measured/coverage.md has the measured shares of false differences, with
+and without.
 
-Knows neither metrics nor what is better. All values are on the line on which differences are taken: logarithms of times
-and rates, shares as they are.
+Knows neither metrics nor what is better. All values are in the units in which differences are taken: logarithms of
+times and rates, shares as they are.
 Sources: Welch 1947; Brunner and Munzel 2000, The Nonparametric Behrens-Fisher Problem; Wilcoxon 1945; Grubbs 1948, On
 Estimating Precision of Measuring Instruments; Hall 1992, On the Removal of Skewness by Transformation (errors of t by
 skew fall with the number of trials).
@@ -42,34 +43,39 @@ CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
 """Two-sided level of each test."""
 LEAST_RANKED_PAIRS = 8
-"""With fewer pairs, signed ranks show a difference only where hardly a pair disagrees, which hides true ones."""
+"""With fewer pairs, signed ranks show a difference only if hardly any pair disagrees, which hides true differences."""
 _MOST_EXACT_PAIRS = 50
-"""Up to here the distribution of signed ranks is exact, beyond it normal."""
+"""Up to this number the distribution of signed ranks is exact; beyond it a normal approximation is used."""
 _SKEW_GUARD = 1.7
-"""Of the widening for skew: about the least with which at most 8 % of experiments show a false difference where one
-side has exponential noise and the other a fifth of it, at 3 to 20 trials (measured)."""
+"""Factor of the widening for skew: about the smallest with which at most 8 % of experiments show a false difference if
+one side has exponential noise and the other a fifth of it, at 3 to 20 trials (measured).
+"""
 
 LEAST_APART = 5
-"""Trials of the smaller group from which two groups show a difference of medians whatever their shape: all n trials of
-a group lie on one side of its median in one of 2^(n - 1) cases, which is 25 % of 3, 12.5 % of 4, and 6 % of 5."""
+"""Trials of the smaller group from which two groups show a difference of medians whatever their distribution: all n
+trials of a group lie on one side of its median in one of 2^(n - 1) cases, which is 25 % for n = 3, 12.5 % for 4, and 6
+% for 5.
+"""
 LARGE = 1.5
-"""Two groups of fewer trials still show a change whose whole interval lies beyond this factor: a slow mode that takes
-half as long again is itself what somebody who compares must see."""
+"""Two groups of fewer trials still show a change whose whole interval lies beyond this factor: even if it is only a
+slow mode, somebody who compares must see one that takes half as long again.
+"""
 LEAST_KNOWN = 20
-"""Degrees of freedom from which other runs of a series say how noisy a side is: 12 runs of 3 trials, two of which are
-left out (`known_noise`)."""
+"""Degrees of freedom from which other runs of a series show how noisy a side is: 12 runs of 3 trials, of which two are
+left out (`known_noise`).
+"""
 
 Slower = Literal[-1, 0, 1]
-"""Which way the values of a slower side lie: 1 of times, -1 of rates, 0 where that is not known."""
+"""Direction in which the values of a slower side lie: 1 for times, -1 for rates, 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """B - A on their line.
+    """B - A, in the units of differences.
 
-    low, high: 95 % interval of both tests. p_value: of no difference, two-sided.
+    low, high: 95 % interval of both tests together. p_value: of no difference, two-sided.
     error, freedom: return the standard error of the mean difference, widened for skew as for a difference of this sign,
-        and its degrees of freedom, as they would be with this many trials a side.
+        and its degrees of freedom, for this number of trials per side.
     """
 
     low: float
@@ -81,17 +87,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownNoise:
-    """The variance of one trial within a run, over earlier runs of a series, and its degrees of freedom."""
+    """The variance of one trial within a run, from earlier runs of a series, and its degrees of freedom."""
 
     variance: float
     freedom: int
 
 
 def known_noise(runs: Iterable[Sequence[float]]) -> KnownNoise | None:
-    """Return the noise of these runs' trials about the mean of their run; None below `LEAST_KNOWN`.
+    """Return the noise of these runs' trials relative to the mean of their run; None below `LEAST_KNOWN`.
 
-    The noisiest tenth of the runs, and at least one, is left out: such a run was disturbed. What remains counts in
-    full, since the slow trials of a rare mode are what few trials lack.
+    The noisiest tenth of the runs, and at least one run, is left out as disturbed. The others count in full, since the
+    slow trials of a rare mode are what few trials lack.
     """
     noise = sorted((_variance(trials), len(trials) - 1) for trials in runs if len(trials) > 1)
     calm = noise[: len(noise) - math.ceil(len(noise) / 10)]
@@ -108,12 +114,12 @@ def in_groups(
     slower: Slower = 0,
     known: tuple[KnownNoise | None, KnownNoise | None] = (None, None),
 ) -> Difference:
-    """Return the difference of two groups of trials that were measured apart.
+    """Return the difference of two groups of trials that were measured separately.
 
-    known: the noise of A's and of B's series, used where it is larger than that of their trials.
+    known: the noise of A's and of B's series, used if it is larger than that of their trials.
 
     Raises:
-        ValueError: a side has no two trials, or all trials of each side are equal.
+        ValueError: a side has fewer than two trials, or all trials of each side are equal.
     """
     (of_a, freedom_a), (of_b, freedom_b) = (
         _larger(_noise(side), len(side) - 1, of_series) for side, of_series in zip((a, b), known, strict=True)
@@ -128,7 +134,7 @@ def in_groups(
     noisier = 1 + (freedom_b if skew.share_of_b > 0.5 else freedom_a)  # Its own trials, or those of its series.
     low, high, p_value = _by_t(centre, math.sqrt(sum(squares)), welch, skew, noisier)
     shift_low, shift_high = _shifts(a, b)
-    alike = _Skew(share_of_b=of_b / (of_a + of_b), slower=slower)  # As it would be with equal numbers of trials.
+    alike = _Skew(share_of_b=of_b / (of_a + of_b), slower=slower)  # For equal numbers of trials.
     return Difference(
         low=min(low, shift_low),
         high=max(high, shift_high),
@@ -139,16 +145,16 @@ def in_groups(
 
 
 def in_pairs(a: Sequence[float], b: Sequence[float], *, slower: Slower = 0) -> Difference:
-    """Return the difference of trials that took turns: trial i of A and of B make a pair.
+    """Return the difference of trials that took turns: trial i of A and trial i of B form a pair.
 
     Raises:
-        ValueError: there are no two pairs, the sides have different numbers, or all differences are equal.
+        ValueError: there are fewer than two pairs, the sides have different numbers, or all differences are equal.
     """
     differences = [of_b - of_a for of_a, of_b in zip(a, b, strict=True)]
     noise, pairs, centre = _noise(differences), len(differences), fmean(differences)
     if noise == 0:
         raise ValueError("all differences are equal, so that there is no noise to test by")
-    # By Grubbs: what disturbs a pair disturbs both sides and is their covariance; the rest is each side's own noise.
+    # Grubbs: a disturbance of a pair affects both sides and is their covariance; the rest is each side's own noise.
     middle_a, middle_b = fmean(a), fmean(b)
     shared = sum((of_a - middle_a) * (of_b - middle_b) for of_a, of_b in zip(a, b, strict=True)) / (pairs - 1)
     skew = _Skew(share_of_b=min(1.0, max(0.0, (_variance(b) - shared) / noise)), slower=slower)
@@ -166,21 +172,21 @@ def in_pairs(a: Sequence[float], b: Sequence[float], *, slower: Slower = 0) -> D
 
 
 def _larger(variance: float, freedom: int, known: KnownNoise | None) -> tuple[float, int]:
-    """Return the larger one of the trials' variance and the series', with its degrees of freedom."""
+    """Return the larger of the trials' and the series' variance, with its degrees of freedom."""
     if known is None or known.variance <= variance:
         return variance, freedom
     return known.variance, known.freedom
 
 
 def _noise(side: Sequence[float]) -> float:
-    """Return the variance of these trials; 0 where they are equal."""
+    """Return the variance of these trials; 0 if they are equal."""
     if len(side) < 2:
         raise ValueError(f"a side has {len(side)} trials; a difference needs 2 or more of each")
     return _variance(side)
 
 
 def _variance(values: Sequence[float]) -> float:
-    """Return the variance; exactly 0 of equal values, whose mean may be off by its last digit."""
+    """Return the variance; exactly 0 for equal values, whose mean may be off by its last digit."""
     if min(values) == max(values):
         return 0.0
     middle = fmean(values)
@@ -192,7 +198,7 @@ def _variance(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Skew:
-    """What the skew of trials may do. share_of_b: of the noise in the difference. slower: see `Slower`."""
+    """Possible effect of the trials' skew. share_of_b: B's share of the difference's noise. slower: see `Slower`."""
 
     share_of_b: float
     slower: Slower
@@ -201,20 +207,20 @@ class _Skew:
 def _guard(skew: _Skew, trials: int, shown: float) -> float:
     """Return the factor by which skew widens the error of t at the end that shows a difference of this sign.
 
-    Where B is noisier and seems faster, or A is and B seems slower, unseen slow trials could undo the difference.
-    trials: of the noisier side.
-    Example: all of the noise is one side's: 2.7 with 3 trials, 1.57 with 5, 1.21 with 10; 1 where both have half of it.
+    If B is noisier and seems faster, or A is noisier and B seems slower, slow trials that were not observed could undo
+    the difference. trials: of the noisier side.
+    Example: if all noise is one side's, 2.7 with 3 trials, 1.57 with 5, 1.21 with 10; 1 if each side has half of it.
     """
     is_undone = skew.slower == 0 or (shown * skew.slower < 0) == (skew.share_of_b > 0.5)
     return 1 + (_SKEW_GUARD * abs(2 * skew.share_of_b - 1) / max(1, trials - 2) if is_undone else 0.0)
 
 
 def _by_t(centre: float, error: float, freedom: float, skew: _Skew, trials: int) -> tuple[float, float, float]:
-    """Return the interval of Student's t, with the end that skew could move further out, and the p-value."""
-    from scipy.special import stdtr, stdtrit  # Imported here: commands that only read figures need no scipy.
+    """Return the interval of Student's t, widened at ends that skew could move, and the p-value."""
+    from scipy.special import stdtr, stdtrit  # Imported here: reading figures needs no scipy.
 
     half_width = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
-    # The lower end shows a difference above 0, the upper one a difference below it.
+    # The lower end shows a positive difference, the upper end a negative one.
     low = centre - half_width * _guard(skew, trials, 1.0)
     high = centre + half_width * _guard(skew, trials, -1.0)
     return low, high, float(2 * stdtr(freedom, -abs(centre) / (error * _guard(skew, trials, centre))))
@@ -224,7 +230,7 @@ def _by_t(centre: float, error: float, freedom: float, skew: _Skew, trials: int)
 
 
 def _p_of_order(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the p-value of neither side being larger more often, by Brunner and Munzel."""
+    """Return the p-value by Brunner and Munzel, for the hypothesis that neither side is larger more often."""
     from scipy.special import stdtr
 
     # The share of the other side's trials that lie above each trial of A, and below each of B; ties count half.
@@ -238,7 +244,7 @@ def _p_of_order(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _shares(values: Sequence[float], ordered: Sequence[float], *, above: bool) -> list[float]:
-    """Return for each value the share of the ordered ones that lie above it, or below; equal ones count half."""
+    """Return for each value the share of the ordered values that lie above it, or below; equal values count half."""
     below = [(bisect_left(ordered, value) + bisect_right(ordered, value)) / (2 * len(ordered)) for value in values]
     return [1 - share for share in below] if above else below
 
@@ -246,13 +252,13 @@ def _shares(values: Sequence[float], ordered: Sequence[float], *, above: bool) -
 def _shifts(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """Return the least and the largest shift of A after which its order with B shows no difference.
 
-    The order changes only where a shift passes the difference of a trial of B and one of A; between two neighbours of
-    these the test is one and the same, so that the ends are found by bisection of the gaps between them.
+    The order changes only when a shift passes the difference between a trial of B and one of A. Between two
+    neighbouring differences the test does not change, so the ends are found by bisection over the gaps between them.
     """
     steps = sorted(of_b - of_a for of_a in a for of_b in b)
 
     def differs(gap: int) -> bool:
-        """Return whether the test shows a difference in the gap before this step."""
+        """Whether the test shows a difference in the gap before this step."""
         if gap in (0, len(steps)):
             return True  # Beyond the outermost difference, the sides do not overlap.
         shift = (steps[gap - 1] + steps[gap]) / 2
@@ -275,22 +281,22 @@ def _shifts(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
 
 
 def _by_signed_ranks(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Return the interval of the middle of the means of two differences each, and the p-value, by Wilcoxon.
+    """Return the interval and the p-value by Wilcoxon; the interval is that of the median of all pairwise means.
 
-    The sum of the ranks of positive differences is the number of positive means, so that the ends are two of them.
+    The sum of the ranks of positive differences is the number of positive means, so the ends are two of the means.
     """
     pairs = len(differences)
     means = sorted((first + second) / 2 for first, second in combinations_with_replacement(differences, 2))
     at_most = _signed_rank_shares(pairs)
-    # So many means may lie beyond either end: the most that is as unlikely as half of the level.
+    # Number of means beyond each end: the most that is as unlikely as half of the level.
     beyond = max((count for count, share in enumerate(at_most) if share <= LEVEL / 2), default=-1) + 1
     return means[beyond], means[-1 - beyond], signed_rank_p(differences)
 
 
 def signed_rank_p(differences: Sequence[float]) -> float:
-    """Return the p-value of differences that are symmetric about 0, two-sided, by Wilcoxon's signed ranks.
+    """Return the two-sided p-value by Wilcoxon's signed ranks, for differences that are symmetric about 0.
 
-    It is exact for any symmetric noise up to 50 differences; n of them never show less than 2 / 2^n.
+    It is exact for any symmetric noise up to 50 differences; n differences never give less than 2 / 2^n.
     """
     means = sorted((first + second) / 2 for first, second in combinations_with_replacement(differences, 2))
     negative = (bisect_left(means, 0.0) + bisect_right(means, 0.0)) // 2
@@ -299,12 +305,12 @@ def signed_rank_p(differences: Sequence[float]) -> float:
 
 @lru_cache(maxsize=64)
 def _signed_rank_shares(pairs: int) -> list[float]:
-    """Return the probability, without a change, that the positive ranks add up to at most 0, 1, 2, ..."""
+    """Return the probabilities, without a change, that the positive ranks add up to at most 0, 1, 2, ..."""
     most = pairs * (pairs + 1) // 2
     if pairs > _MOST_EXACT_PAIRS:
         deviation = math.sqrt(pairs * (pairs + 1) * (2 * pairs + 1) / 24)
         return [0.5 * math.erfc((most / 2 - 0.5 - total) / deviation / math.sqrt(2)) for total in range(most + 1)]
-    # Each rank counts or does not, with equal chances.
+    # Each rank is positive or not, with equal probability.
     shares = [1.0] + [0.0] * most
     for rank in range(1, pairs + 1):
         shares = [(shares[total] + (shares[total - rank] if total >= rank else 0.0)) / 2 for total in range(most + 1)]
@@ -319,14 +325,14 @@ def _signed_rank_shares(pairs: int) -> list[float]:
 
 
 LEAST_ORDERED = 6
-"""Trials from which two of them in order hold the median in more than 90 % of cases, whatever their shape."""
+"""Trials from which two of the ordered ones contain the median in over 90 % of cases, whatever the distribution."""
 _ORDERED_CONFIDENCE = 0.90
 
 
 def ordered_ends(trials: Sequence[float]) -> tuple[float, ...]:
-    """Return the two innermost trials in order that hold the median in at least 90 % of cases; none of few trials.
+    """Return the two innermost ordered trials that contain the median in at least 90 % of cases; none for few trials.
 
-    Each trial lies below the median with probability one half, so the trials below it are binomial.
+    Each trial lies below the median with probability one half, so the number of trials below it is binomial.
     Example: the least and the largest of 6 trials (97 %), the second and the seventh of 8 (93 %).
     """
     count = len(trials)

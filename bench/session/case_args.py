@@ -1,4 +1,4 @@
-"""The case that a command line or a suite asks for; the strategy and the machine determine what was left out."""
+"""The case that a command line or a suite requests; strategy and machine determine what the request leaves out."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from workloads.spec import LARGEST, Backend, Device, Precision, SaveMode, Strate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseArgs:
-    """The case that a command line asks for; the strategy and the machine determine what is None.
+    """The case that a command line requests; strategy and machine determine the fields that are None.
 
-    ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of its own.
-    shape_name: a preset, or the path of a config.json. Where it or the precision is None, `default_model` decides.
-    bind: bind each rank to the cores of its GPU; without effect on a CPU.
+    ranks: numbers of ranks that are measured in turn. dimensions: replace those of the model's shape. shape_name: a
+    preset, or the path of a config.json. If it or the precision is None, `default_model` decides. bind: bind each rank
+    to the cores of its GPU; without effect on a CPU.
     """
 
     strategy: str
@@ -66,9 +66,9 @@ class CaseArgs:
 class NodeResources:
     """What ranks on a node can use: cores, host memory, GPUs, and the torch that they would import.
 
-    nodes: the number of such nodes. ranks_per_node: the ranks that fill a node; None spreads the ranks evenly.
-    cluster: what a cluster reports about its nodes; None where this machine stands for all of them.
-    planned: the machine of --on, which is not here; nothing of this host is then in the other fields.
+    nodes: the number of such nodes. ranks_per_node: the ranks that fill a node; None spreads the ranks evenly. cluster:
+    what a cluster reports about its nodes; None if this machine represents all of them. planned: the machine of --on,
+    which is not here; the other fields then describe it and not this host.
     """
 
     cores: int
@@ -119,12 +119,12 @@ def read_node(
     engine_file: Path | None = None,
     tell: Callable[[str], None] = say,
 ) -> NodeResources:
-    """Return the node that an engine's cases are planned for: this machine, or what a cluster reports about its nodes.
+    """Return the node for which an engine's cases are planned: this machine, or what a cluster reports about its nodes.
 
     Without a cluster's report, all nodes are taken to be copies of this machine. What the cluster does not report
     refuses no case; the agents' own reports decide.
 
-    tell: called with a notice about a slow driver, about nodes that get no job, and about implausible answers.
+    tell: called with notices about a slow driver, nodes that get no job, and implausible answers.
 
     Raises:
         InfrastructureFailed: the cluster does not answer.
@@ -148,7 +148,7 @@ def read_node(
 
 
 def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> NodeResources:
-    """Return the node that cases are planned for, from what a cluster reports."""
+    """Return the node for which cases are planned, from the report of a cluster."""
     names = capacity.gpus or ()
     return NodeResources(
         gpus=Gpus(
@@ -166,7 +166,7 @@ def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> NodeR
 
 
 def node_on(machine: PlannedMachine) -> NodeResources:
-    """Return the node that cases are planned for on a machine that is not here; asks nothing of this host."""
+    """Return the node for which cases are planned on a machine that is not here; this host does not matter."""
     table = machine.table
     names = range(table.gpus_per_node)
     return NodeResources(
@@ -188,16 +188,16 @@ def node_on(machine: PlannedMachine) -> NodeResources:
 def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()) -> list[str]:
     """Refuse a case whose processes or tensors do not fit into memory; return warnings about other limits.
 
-    They are about too few cores or nodes, a step that may need more memory than a GPU has, and limits of this node;
-    nodes of a cluster report their own.
+    The warnings are about too few cores or nodes, a step that may need more memory than a GPU has, and limits of this
+    node; nodes of a cluster report their own.
 
-    memory: free memory of this machine's GPUs now.
+    memory: the present free memory of this machine's GPUs.
 
     Raises:
         Misuse: the memory is too small.
-        InfrastructureFailed: other processes hold too much of a GPU.
+        InfrastructureFailed: other processes use too much of a GPU.
     """
-    if node.planned is not None:  # What does not fit there is a line of the plan.
+    if node.planned is not None:  # The plan itself reports what does not fit there.
         return list(_crossings(case))
     machines = 1 if node.cluster is None else case.nodes
     host_bytes = machines * node.host_bytes
@@ -209,14 +209,14 @@ def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()
 
 
 def _crossings(case: Case) -> Iterator[str]:
-    """Yield a warning where a tensor axis, whose ranks communicate in every layer, spans several nodes.
+    """Yield a warning if a tensor axis, whose ranks communicate in every layer, spans several nodes.
 
     Example: 8 ranks over 2 nodes are 0-3 and 4-7. Axes of size 2 and 4 stay within a node; an axis of size 8 does not.
     """
     if case.model is None or case.nodes == 1 or (size := case.spec().mesh(case).get("tensor", 1)) == 1:
         return
     shares = spread(case.ranks, case.nodes)
-    # The axis is the innermost of all meshes: its groups are neighbours in number.
+    # The axis is the innermost of all meshes: its groups have neighbouring ranks.
     if any(share.start % size for share in shares):
         ranks_per_node = " or ".join(str(count) for count in sorted({len(share) for share in shares}))
         yield (
@@ -226,7 +226,7 @@ def _crossings(case: Case) -> Iterator[str]:
 
 
 def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case:
-    """Return the case on this number of ranks; by default one rank per GPU, or on the CPU two, or one per node.
+    """Return the case on this number of ranks; by default one rank per GPU, on the CPU two ranks or one per node.
 
     Raises:
         Misuse: an option is unknown, not allowed, or cannot be run here.
@@ -281,13 +281,13 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
 
 
 def _checked(case: Case, args: CaseArgs, default: DefaultModel, *, is_here: bool) -> Case:
-    """Return the case if it can be run, with the options that the default model adds where it decides the shape.
+    """Return the case if it can run, with the options that the default model adds if it decides the shape.
 
-    A strategy may refuse some: a zero-bubble schedule recomputes nothing, and stages may not divide the layers.
-    is_here: see `check`.
+    A strategy may refuse some of these: a zero-bubble schedule recomputes nothing, and stages may not divide the
+    layers. is_here: see `check`.
 
     Raises:
-        Misuse: it cannot be run, with the user's own options or with added ones.
+        Misuse: the case cannot run, with the user's own options or with added ones.
     """
     spec = case.spec()
     if args.shape_name is not None or not default.options:
@@ -297,14 +297,14 @@ def _checked(case: Case, args: CaseArgs, default: DefaultModel, *, is_here: bool
         layers.append(default.divisible_layers)
     for count in layers:
         for texts in _options_to_try(args, spec, default):
-            tried = replace(case, model=replace(case.shape, layers=count), options=parse_options(spec, texts))
+            candidate = replace(case, model=replace(case.shape, layers=count), options=parse_options(spec, texts))
             with contextlib.suppress(Misuse):
-                return check(settle(tried), is_here=is_here)
+                return check(settle(candidate), is_here=is_here)
     return check(settle(case), is_here=is_here)
 
 
 def _options_to_try(args: CaseArgs, spec: StrategySpec, default: DefaultModel) -> Iterator[tuple[str, ...]]:
-    """Yield the user's options with what the default model adds, then with less of it, and with its fallbacks."""
+    """Yield the user's options with all additions of the default model, then with fewer, and with its fallbacks."""
     chosen = {text.partition("=")[0] for text in args.options}
     known = {option.name for option in spec.options} - chosen
     added = tuple(text for text in default.options if text.partition("=")[0] in known)
@@ -314,38 +314,35 @@ def _options_to_try(args: CaseArgs, spec: StrategySpec, default: DefaultModel) -
 
 
 def default_lines(args: CaseArgs, case: Case, node: NodeResources) -> list[str]:
-    """Return one line on the model that a case has because nobody chose one; none on the CPU.
+    """Return a line about the model that a case has because nobody chose one; nothing on the CPU.
 
-    Example: "no --shape given: 1b with checkpoint=full in bf16, by the 80 GiB of GPU 0".
+    Example: "no --shape given: 1b with checkpoint=full in bf16, because GPU 0 has 80 GiB".
     """
     if args.shape_name is not None or case.model is None or case.device == "cpu":
         return []
     default = default_model(case.device, node.gpus.gpus)
-    given = {text.partition("=")[0] for text in args.options}
+    chosen = {text.partition("=")[0] for text in args.options}
     pairs = (text.partition("=") for text in (*default.options, *default.fallbacks))
-    added = [f"{name}={value}" for name, _, value in pairs if name not in given and case.options.get(name) == value]
+    added = [f"{name}={value}" for name, _, value in pairs if name not in chosen and case.options.get(name) == value]
     if args.dimensions.get("layers") is None and case.shape.layers == default.divisible_layers:
         added.insert(0, f"{case.shape.layers} layers")
     return [replace(default, precision=case.precision, options=tuple(added)).words]
 
 
 def check_limit(limit_s: float) -> None:
-    """Refuse a limit of a trial that is no time.
+    """Refuse a trial limit that is not a valid time.
 
     Raises:
-        Misuse: it is below a second, infinite or NaN.
+        Misuse: the limit is below a second, infinite or NaN.
     """
     if not 1 <= limit_s < float("inf"):
         raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds, 1 or more")
 
 
 def shape_of(args: CaseArgs, default_name: str = ON_CPU) -> Shape:
-    """Return the preset, or the shape of a file, with the given dimensions in place of its own.
+    """Return the preset, or the shape of a file, after replacing the given dimensions.
 
-    default_name: of the preset where none is given. All defaults have one batch.
-
-    Raises:
-        Misuse: see `named_shape`.
+    default_name: preset to use if none is given. All defaults have the same batch.
     """
     name = default_name if args.shape_name is None else args.shape_name
     return named_shape(name, {name: size for name, size in args.dimensions.items() if size is not None})

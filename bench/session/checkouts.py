@@ -1,4 +1,4 @@
-"""Another source tree of this program, whose ranks measure one side of a comparison: a folder, or a commit."""
+"""Another source tree of this program whose ranks measure one side of a comparison: a folder, or a commit."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from bench.errors import InfrastructureFailed, Misuse
 SOURCE = Path(__file__).parents[2]
 """The source tree that this program runs from."""
 PACKAGES = ("bench", "collectors", "dashboards", "workloads")
-"""What of a tree is run."""
+"""The packages of a tree that are run."""
 BUILT_FROM = "bench/machine/built_from.json"
-"""Where a package without a git tree has the commit that it was built from, as hatch_build.py writes it."""
+"""File in which hatch_build.py stores the commit of a package without a git tree."""
 DESCRIBE_S = 120.0
-"""How long a checkout may take to describe itself; it does not load torch."""
+"""Time limit of a checkout's description of itself, which does not load torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkout:
     """A source tree.
 
-    folder: its path. name: as the user gave it. commit: its hash, if the user named a commit; then archive is the tree
-    as nodes are sent it.
+    folder: its path. name: as the user gave it. commit: its hash, if the user named a commit; archive is then the tree
+    in the form that nodes receive.
     """
 
     folder: Path
@@ -85,7 +85,7 @@ def check_out(text: str, source: Path = SOURCE) -> Iterator[Checkout]:
         yield Checkout(folder=tree, name=text, commit=commit, archive=archive)
 
 
-# Commits of a repository.
+# Commits of a repository
 
 
 def find_repository(
@@ -95,21 +95,22 @@ def find_repository(
 ) -> Path:
     """Return the repository that has this program's commits.
 
-    named: by the user. Without one: `source`, which this program runs from, if it is a git tree, or the folder that pip
-    recorded beside the installed package.
+    named: by the user. Without it: `source`, from which this program runs, if it is a git tree; otherwise the folder
+    that pip recorded when it installed the package.
 
     Raises:
+        Misuse: there is no repository.
         Misuse: there is none.
     """
     if named is not None:
         if not named.is_dir() or not _is_repository(named):
-            raise Misuse(f"--repository {named} is no git repository; name the folder of a clone of this program")
+            raise Misuse(f"--repository {named} is not a git repository; name the folder of a clone of this program")
         return named
     if (source / ".git").exists():
         return source
     recorded = recorded_by_pip()
     if recorded is None or not _is_repository(recorded):
-        was = "pip recorded no source folder" if recorded is None else f"{recorded}, which pip recorded, is none now"
+        was = "pip recorded no source folder" if recorded is None else f"{recorded}, which pip recorded, is not one now"
         raise Misuse(
             f"this program is installed without a git repository ({was}); name a clone of it with --repository"
         )
@@ -117,7 +118,7 @@ def find_repository(
 
 
 def recorded_repository() -> Path | None:
-    """Return the folder that the package was installed from, as pip records it (PEP 610); None if it was none."""
+    """Return the folder that pip recorded as the package's source (PEP 610); None if there was no folder."""
     try:
         text = metadata.distribution("parallel-observatory").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
@@ -166,7 +167,9 @@ def archive_of(repository: Path, commit: str) -> bytes:
     has = git(repository, "ls-tree", "--name-only", commit).splitlines()
     packages = [name for name in PACKAGES if name in has]
     if "bench" not in packages:
-        raise InfrastructureFailed(f"commit {commit[:12]} of {repository} is no tree of this program: it has no bench/")
+        raise InfrastructureFailed(
+            f"commit {commit[:12]} of {repository} is not a tree of this program: it has no bench/"
+        )
     tar = io.BytesIO(_git_bytes(repository, "archive", "--format=tar", commit, "--", *packages))
     with tarfile.open(fileobj=tar, mode="a") as archive:
         record = json.dumps({"commit": commit, "is_dirty": False}).encode()
@@ -177,16 +180,16 @@ def archive_of(repository: Path, commit: str) -> bytes:
 
 
 def git(source: Path, *words: str) -> str:
-    """Return what a git command prints.
+    """Return the output of a git command.
 
     Raises:
-        InfrastructureFailed: it fails.
+        InfrastructureFailed: the command fails.
     """
     return _git_bytes(source, *words).decode(errors="replace").strip()
 
 
 def _git_bytes(source: Path, *words: str) -> bytes:
-    # Whoever names a repository runs its code anyway, so that another user's repository is no danger.
+    # Whoever names a repository runs its code anyway, so another user's repository adds no danger.
     command = ["git", "-c", f"safe.directory={source.resolve()}", "--no-optional-locks", "-C", str(source), *words]
     try:
         return subprocess.run(command, check=True, capture_output=True, timeout=DESCRIBE_S).stdout
@@ -199,7 +202,7 @@ def _git_bytes(source: Path, *words: str) -> bytes:
         raise InfrastructureFailed(f"git {words[0]} failed: {error}") from None
 
 
-# Whether a checkout's ranks can measure a case that this program orders.
+# Whether a checkout's ranks can measure a case that this program orders
 
 _FACTS = ("-P", "-m", "bench.engines.node.tree_facts")
 _BEFORE_CONTRACT = """
@@ -217,11 +220,11 @@ print(json.dumps({
     "options": {option.name: option.default for option in specs[0].options} if specs else {},
 }))
 """
-"""The question to trees that lack `bench.engines.node.tree_facts`: commits of the past, which no longer change."""
+"""Script that describes trees without `bench.engines.node.tree_facts`: old commits, which no longer change."""
 
 
 class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree's description of itself, see `bench.engines.node.tree_facts`; contract 0: from before there was one."""
+    """A tree's description of itself, see `bench.engines.node.tree_facts`. Contract 0: before the first one."""
 
     contract: int
     folder: str
@@ -232,26 +235,26 @@ class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedTree:
-    """A checkout that can measure a case. case: as it is ordered of the tree, without options that it lacks."""
+    """A checkout that can measure a case. case: as the tree is ordered to run it, without options that it lacks."""
 
     tree: RankTree
     case: Case
 
 
 def check_checkout(checkout: Checkout, case: Case) -> CheckedTree:
-    """Return the tree that measures the case; refuse one whose ranks would not measure what this program means by it.
+    """Return the tree that measures the case; refuse a tree whose ranks would measure something else.
 
     Raises:
-        Misuse: the checkout cannot be run, speaks a protocol that we do not, or lacks the strategy, its definition or
-            an option.
+        Misuse: the checkout cannot be run, speaks an unknown protocol, or lacks the strategy, its definition or an
+            option.
     """
     facts = _ask(checkout, case)
     if Path(facts.folder).resolve().parent != checkout.folder.resolve():
         raise Misuse(f"{checkout.title}: Python imports bench from {facts.folder} instead of {checkout.folder}")
     if facts.protocol not in SPOKEN:
-        spoken = " and ".join(map(str, sorted(SPOKEN)))
+        protocols = " and ".join(map(str, sorted(SPOKEN)))
         raise Misuse(
-            f"{checkout.title} speaks protocol {facts.protocol} between runner and agent, this program {spoken};"
+            f"{checkout.title} speaks protocol {facts.protocol} between runner and agent, this program {protocols};"
             " measure from a tree between the two, or compare two runs of the history"
         )
     if facts.version is None:
@@ -267,7 +270,7 @@ def check_checkout(checkout: Checkout, case: Case) -> CheckedTree:
     lacking = case.options.keys() - facts.options.keys()
     known, chosen = {option.name: option for option in known_options(case.strategy)}, options_set(case)
     for name in sorted(lacking):
-        # Without an option whose default has changed, a tree measures what was usual before.
+        # A tree without an option whose default has changed measures what was the default before.
         before = known[name].before
         if name in chosen if before is None else case.options[name] != before:
             remedy = "leave it at its default" if before is None else f"use {name}={written(before)}"

@@ -1,4 +1,4 @@
-"""Keeps a watched run at its end: its summary, what stays of its ranks' files, and its place in the history."""
+"""Store a watched run when it ends: its summary, the compacted files of its ranks, and its place in the history."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ UNKNOWN_END = FailureCause(kind="interrupted", rank=None, step=None, text="nobod
 
 
 def keep_watched(folder: Path, store_url: str | None) -> Summary:
-    """Summarise a watched run whose command has ended, and keep it in its folder and in the history.
+    """Summarise a watched run whose command has ended, and store it in its folder and in the history.
 
-    The run is in its folder even if the history cannot be written, which is said; `observatory show` takes it in later.
+    If the history cannot be written, this is reported and the run stays in its folder; `observatory show` adds it
+    later.
 
     Raises:
         Misuse: watch.json cannot be read, or no process of the command reported.
@@ -29,22 +30,22 @@ def keep_watched(folder: Path, store_url: str | None) -> Summary:
     run_dir.settle_watched(folder)
     summary = run_dir.summarise(folder.absolute(), "interrupted", UNKNOWN_END)
     run_dir.save(summary)
-    try:  # Only now, since the figures need each step.
-        if kept := compact(folder):
-            summary = replace(summary, notes=(*summary.notes, *kept))
+    try:  # Only now: the summary needs each step.
+        if notes := compact(folder):
+            summary = replace(summary, notes=(*summary.notes, *notes))
             run_dir.save(summary)
     except OSError as error:
-        say(f"the ranks' files in {folder} keep all their steps: {in_words(error)}")
+        say(f"the ranks' files in {folder} were not compacted: {in_words(error)}")
     try:
         with History(store_url) as history:
             add_watched(summary, history)
     except InfrastructureFailed as error:
-        say(f"run {summary.run} is in its folder alone: {error}; `observatory show` takes it into the history later")
+        say(f"run {summary.run} is only in its folder: {error}; `observatory show` adds it to the history later")
     return summary
 
 
 def add_watched(summary: Summary, history: History) -> None:
-    """Add a watched run to the history, and as a night of its own to what the gate judges.
+    """Add a watched run to the history, as a night of its own for the gate.
 
     Raises:
         InfrastructureFailed: the history cannot be written.
@@ -54,7 +55,7 @@ def add_watched(summary: Summary, history: History) -> None:
 
 
 def record_of(summary: Summary) -> SuiteRecord:
-    """Return the suite run that stands for a watched run; its suite has this one case, and no period."""
+    """Return the suite run that represents a watched run; its suite has only this case, and no period."""
     member, outcome = summary.purpose.member, summary.outcome
     assert member is not None, "a watched run is a member of its name's suite"
     case_outcome: CaseOutcome = outcome
@@ -64,7 +65,7 @@ def record_of(summary: Summary) -> SuiteRecord:
         started_ns=summary.started_ns,
         progress_ns=summary.ended_ns,
         ended_ns=summary.ended_ns,
-        # One that a person stopped has its figures, and nothing to resume.
+        # A run that a person stopped has its figures, and cannot be resumed.
         outcome="failed" if outcome in ("failed", "timed_out") else "done",
         cases={case_outcome: 1},
         total=1,

@@ -71,9 +71,9 @@ class CasePlace:
 class CaseOrder:
     """A case to measure.
 
-    title: what a display calls it; None: the case's own title. fault: to inject.
-    resumes: the folder of a run whose missing trials are to be measured; None begins a new run.
-    place: replaces the engine and machine that the other cases share, for example for ranks of another checkout.
+    title: its name in displays; None: the case's own title. fault: to inject. resumes: the folder of a run whose
+    missing trials should be measured; None begins a new run. place: replaces the engine and machine that the other
+    cases share, for example for ranks of another checkout.
     """
 
     case: Case
@@ -90,22 +90,22 @@ def alike(cases: Iterable[tuple[Case, Fault | None]], settings: TrialSettings) -
 
 
 class Listener:
-    """Notified of what happens to the cases; this one ignores it. Measuring waits for each call to return."""
+    """Is notified of events of the cases; this one ignores them. Measuring waits for each call to return."""
 
     def begun(self, order: CaseOrder, run: run_dir.Run) -> None:
         """The run's folder exists, and its first trial is next."""
 
     def progressed(self, order: CaseOrder, trial: int, steps: int) -> None:
-        """The slowest rank of the trial has finished so many steps."""
+        """The slowest rank of the trial has finished this many steps."""
 
     def trial_ended(self, order: CaseOrder, run: run_dir.Run, ended: TrialEnded) -> None:
         """A trial of the run has ended, successfully or not."""
 
     def round_ended(self, rounds: int, collect: Callable[[], None]) -> None:
-        """Each run that goes on has so many trials. collect: brings the runs' logs to this machine."""
+        """Each continuing run has this many trials. collect: brings the runs' logs to this machine."""
 
     def is_over(self, order: CaseOrder) -> bool:
-        """Whether the run has as many trials as it needs; asked after each round, and before the first."""
+        """Whether the run has as many trials as it needs; called before the first round and after each round."""
         return False
 
 
@@ -124,12 +124,13 @@ def measure(
     """Run all trials of all cases in turn; the summaries contain what was completed, whatever happens.
 
     folder: where run folders are created. store: URL of the history that will store the runs.
-    ceiling_of: returns the FLOP/s of the fastest matrix product measured where a case runs; None if unknown.
-    listener: may end a run early, which is then done with the trials that it has.
-    prediction_of: returns what the cost models predict of a new run; None for nothing. It is written into the run's
-        folder before the first trial of any case, so that it cannot know a result. A resumed run keeps its first one.
-    is_counterbalanced: every other trial takes the cases in reverse, A B B A A B B A, so that a machine that slows
-        down steadily affects all cases alike.
+    ceiling_of: returns the FLOP/s of the fastest matrix product measured on a case's machine; None if unknown.
+    listener: may end a run early; the run is then done with the trials that it has.
+    prediction_of: returns the cost models' prediction of a new run; None if there is none. It is written into the run's
+        folder before the first trial of any case, so that it cannot depend on a result. A resumed run keeps its first
+        prediction.
+    is_counterbalanced: every other trial takes the cases in reverse, A B B A A B B A, so that a machine that slows down
+        steadily affects all cases equally.
 
     Raises:
         InfrastructureFailed: a run folder cannot be created.
@@ -156,7 +157,7 @@ def measure(
     not_received: dict[str, tuple[str, ...]] = {}
 
     def collect() -> None:
-        """Bring the logs to this machine, and keep the notes."""
+        """Bring the logs to this machine, and store the notes."""
         for state in active:
             not_received[state.run.id] = state.place.engine.collect(state.run.id) or not_received.get(state.run.id, ())
 
@@ -231,7 +232,7 @@ class _RunState:
 
 
 def _end_early(active: Sequence[_RunState], listener: Listener) -> None:
-    """End the runs that need no further trial: each has then as many as were to be measured."""
+    """End the runs that need no further trial, and record in each how many trials it has."""
     for state in active:
         if state.is_going_on and state.outcome != "done" and listener.is_over(state.order):
             run_dir.change_trials(state.run.folder, state.trials_done)
@@ -275,7 +276,7 @@ def _run_trial(active: _RunState, trial: int, listener: Listener) -> TrialEnded:
         lambda progress: listener.progressed(active.order, progress.trial, progress.steps),
     )
     if ended.outcome == "interrupted":
-        # The runner did not ask for it: the agent heard nothing, because this process was stopped or its machine slept.
+        # The runner did not request this: the agent lost contact because this process was stopped or its machine slept.
         raise InfrastructureFailed("the agent ended the trial" if ended.cause is None else ended.cause.text)
     if ended.outcome != "done":
         active.outcome, active.cause = ended.outcome, ended.cause

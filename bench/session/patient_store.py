@@ -19,22 +19,22 @@ from bench.store.summary import StoredPrediction
 from workloads.cost_models.absent import Absent
 
 PATIENCE_S = 25.0
-"""How long measuring waits for a store that does not answer before it continues without."""
+"""How long measuring waits for a store that does not answer before it continues without it."""
 AGAIN_S = 60.0
 """How long a store that did not answer is left alone: a locked store delays each query by 30 s."""
 PAUSE_S = 1.0
 
 
 class PatientStore:
-    """A history whose failures are each reported once and survived. Use it in a `with`, which opens and closes it.
+    """A history whose failures are reported once each and do not end the work. Use it in a `with`, which opens it.
 
-    Results that the history misses stay in the run folders, from which they are recovered.
+    Results that the history misses stay in the run folders, from which they are recovered later.
 
-    runs: the folder of runs. url: the store's, as runs record it. tell: called when the store fails or is back.
-    work: the name of the work that continues, for messages. clock_s: monotonic. sleep: waits that many seconds.
+    runs: the folder of runs. url: the store's, as runs record it. tell: called when the store fails or is back. work:
+    the name of the work that continues, for messages. clock_s: monotonic. sleep: waits that many seconds.
 
     Raises:
-        InfrastructureFailed: on entering: the store refuses, so waiting would not help.
+        InfrastructureFailed: on entering, if the store refuses, so that waiting would not help.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PatientStore:
         return self._history if self.failure is None else None
 
     def failed(self, error: InfrastructureFailed) -> None:
-        """Leave the store alone for a while."""
+        """Do not query the store for a while."""
         if self.failure is None:
             self._tell(f"{error}; the {self._work} continues, and its results stay in the run folders")
         self.failure, self._failed_s = error, self._clock_s()
@@ -95,9 +95,9 @@ class PatientStore:
         return ceiling.flops_per_second.median if isinstance(ceiling, Ceiling) else None
 
     def prediction_of(self, case: Case, machine: Machine) -> StoredPrediction | None:
-        """Return what the cost models predict of a run that is about to begin; None for a probe.
+        """Return the cost models' prediction of a run that is about to begin; None for a probe.
 
-        Whatever goes wrong is a reason in the prediction: no run fails because it could not be predicted.
+        If anything goes wrong, the prediction contains the reason: no run fails because it could not be predicted.
         """
         hardware, no_answer = machine.hardware(case.device), Absent(reason="the store does not answer")
         try:
@@ -138,7 +138,7 @@ class PatientStore:
     def _wait(
         self, attempt: Callable[[], None], *, survived: type[InfrastructureFailed] = InfrastructureFailed
     ) -> None:
-        """Repeat the attempt until it succeeds or time is up; then leave the store alone. Other failures are raised."""
+        """Repeat the attempt until it succeeds or time is up; then mark the store as failed. Raise other failures."""
         give_up_s = self._clock_s() + PATIENCE_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Adds scaling efficiency and comparisons with the history to what was measured, and stores it."""
+"""Add scaling efficiency and comparisons with the history to measured runs, and store them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collectors.metrics.results import RUN_TOKENS_PER_SECOND
 from workloads.cost_models.absent import Absent
 
 BASELINES_SEEN = 20
-"""How many of the newest runs of a baseline's case are searched for a run that was measured alike."""
+"""How many of the newest runs of a baseline's case are searched for one that was measured like the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,10 @@ def persist(
 ) -> PersistedRuns:
     """Add scaling efficiency and comparisons with the history to each summary, and write all, even if one place fails.
 
-    history: None if it cannot be reached; then only the run folders are written.
-    explicit_baseline: named by the user. Without it, the baseline is the one that a suite names, by the run's id in
-    `baselines`, else one measured in turn with the run, else the newest in the history that was measured alike.
-    is_curve: the summaries belong to one command with several numbers of ranks. The first is the baseline of the
-    others, and no other is searched.
+    history: None if it cannot be reached; then only the run folders are written. explicit_baseline: named by the user.
+    Without it, the baseline is the one that a suite names (by the run's id in `baselines`), else a run measured in turn
+    with the run, else the newest one in the history that was measured in the same way. is_curve: the summaries belong
+    to one command with several numbers of ranks. The first is the baseline of the others, and no other is searched for.
     """
     points = {point.summary.run: point for point in curve_of(summaries)} if is_curve and summaries else {}
     named = [baseline.summary for baseline in (baselines or {}).values() if isinstance(baseline.summary, Summary)]
@@ -126,7 +125,7 @@ def _scaling(
     history: History | None,
     explicit_baseline: Summary | None,
 ) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
-    """Return efficiencies and notes: against the named baseline, else those measured in turn, else the history's."""
+    """Return efficiencies and notes: against the named baseline, else runs measured in turn, else the history."""
     if summary.case.model is None or summary.case.ranks == 1 or not summary.trials_done:
         return (), ()
     if explicit_baseline is not None:
@@ -144,7 +143,7 @@ def _scaling(
 
 
 def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
-    """Return the efficiency against the curve's first run, which was measured in turn with this one, and notes."""
+    """Return notes and the efficiency against the curve's first run, which was measured in turn with this one."""
     summary = point.summary
     if point.efficiency is not None:
         efficiency = ScalingEfficiency(
@@ -155,8 +154,8 @@ def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ..
             is_beside=True,
         )
         return (efficiency,), ()
-    is_told = summary.run != first.run and summary.case.model is not None and summary.trials_done
-    return (), (f"strong scaling efficiency is absent: {point.reason}",) if is_told else ()
+    has_note = summary.run != first.run and summary.case.model is not None and summary.trials_done
+    return (), (f"strong scaling efficiency is absent: {point.reason}",) if has_note else ()
 
 
 def _against_named(summary: Summary, baseline: NamedBaseline) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
@@ -181,7 +180,7 @@ def _against_named(summary: Summary, baseline: NamedBaseline) -> tuple[tuple[Sca
 def _against_history(
     summary: Summary, machine: Machine, cases: Mapping[Scaling, Case | None], history: History
 ) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
-    """Return efficiencies against the newest baselines measured alike, and notes where there is none."""
+    """Return efficiencies against the newest baselines measured in the same way, and notes if there are none."""
     efficiencies: list[ScalingEfficiency] = []
     notes: list[str] = []
     for scaling, case in cases.items():

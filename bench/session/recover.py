@@ -1,4 +1,4 @@
-"""Finds runs on disk that the history lacks because their runner died, or because the folder or the history is new."""
+"""Find runs on disk that the history lacks because their runner died, or because the folder or the history is new."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def new_runs(
     of_every_store: bool = False,
     of_all_users: bool = False,
 ) -> RecoveredRuns:
-    """Return what `recover_runs` would change, without writing. known: the history's runs, with the folder of each."""
+    """Return what `recover_runs` would change, without writing. stored_folders: of the history's runs, by id."""
     summaries: list[Summary] = []
     problems: list[str] = []
     moved: list[Path] = []
@@ -76,10 +76,10 @@ def recover_runs(
     of_every_store: bool = False,
     of_all_users: bool = False,
 ) -> RecoveredRuns:
-    """Add runs that are missing from the history: their runner died, or the folder or the history is new.
+    """Add runs that are missing from the history because their runner died, or the folder or the history is new.
 
-    A run that the history has is never replaced; only the new path of a moved folder is recorded. Files are written
-    only in the run's own folder, and never in another user's.
+    A run that is already in the history is never replaced; only the new path of a moved folder is recorded. Files are
+    written only in the run's own folder, and never in another user's.
 
     store: the history's URL as runs recorded it; runs of another store are skipped.
     of_every_store: include runs of other stores. of_all_users: include runs of other users, on explicit request only:

@@ -1,4 +1,4 @@
-"""What a command that measures keeps open: the history, live metrics, and one engine after another on its nodes."""
+"""The open parts of a command that measures: the history, live metrics, and one engine after another on its nodes."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ class Session:
         is_curve: bool = False,
         is_last: bool = False,
     ) -> PersistedRuns:
-        """Store the runs of a block as `persist` does; the failures include that of a store that does not answer.
+        """Store the runs of a block as `persist` does; the failures include a store that does not answer.
 
         is_last: query the store even if it failed a moment ago.
         """
         history = self.store.ready(is_last=is_last)
-        # Ranks of another source tree report its commit: a run is no baseline of a run of another tree.
+        # Ranks of another source tree report its commit: runs of different trees are no baselines of each other.
         by_machine: list[tuple[Machine, list[Summary]]] = []
         for summary, run in zip(measured.summaries, measured.runs, strict=True):
             if not by_machine or by_machine[-1][0] != run.machine:
@@ -167,11 +167,12 @@ def open_session(
     engine: str = "local",
     request: NodeRequest | None = None,
 ) -> Iterator[Session]:
-    """Open the history, recover runs that it lacks, serve live metrics, and allocate nodes; all of it ends with the
-    context. From here on, Ctrl-C and SIGTERM end the work in order.
+    """Open the history, recover runs that it lacks, serve live metrics, and allocate nodes, until the context ends.
 
-    work: its name in messages. serving: called with the folder of runs, the store's URL and `on_notice`, serves live
-    metrics; None: nobody does. engine: its name.
+    From here on, Ctrl-C and SIGTERM end the work in order.
+
+    work: its name in messages. serving: serves live metrics; called with the folder of runs, the store's URL and
+    `on_notice`; None: no live metrics. engine: its name.
 
     Raises:
         InfrastructureFailed: the store refuses, or the nodes cannot be allocated.
@@ -190,7 +191,7 @@ def open_session(
 
 
 def exit_code(blocks: Sequence[PersistedRuns]) -> int:
-    """Return the exit code of measured blocks: interrupted before infrastructure before a failed case."""
+    """Return the exit code of measured blocks; an interruption comes before the infrastructure, then a failed case."""
     if any(block.is_interrupted for block in blocks):
         return INTERRUPTED
     causes = {summary.cause.kind for block in blocks for summary in block.summaries if summary.cause is not None}

@@ -1,8 +1,8 @@
 """Shapes by name: a preset, or the `config.json` of a Llama-like model as Hugging Face's transformers writes it.
 
-What of a file the reference model cannot be is refused by the file's own key; what training does not depend on, such as
-numbers of special tokens, is passed over. The length of a sequence is not in such a file: `max_position_embeddings` is
-its upper limit. Nor is the batch, which is that of the presets.
+Properties of a file that the reference model does not support are refused with the file's own key. Keys that do not
+affect training, for example numbers of special tokens, are ignored. The file has no sequence length
+(`max_position_embeddings` is only its upper limit) and no batch, which is that of the presets.
 Source: transformers 5.23, models/llama, models/mistral and modeling_rope_utils.py, for keys and their defaults.
 """
 
@@ -24,37 +24,37 @@ from workloads.cost_models.shape import PRESETS, RopeScaling, Shape
 MOST_BYTES = 1 << 20
 MOST = 2**31 - 1
 MOST_LAYERS = 10_000
-"""As in suite files: cost models list each layer's weights."""
+"""The same limit as in suite files, because cost models list each layer's weights."""
 BATCH = PRESETS["tiny"].batch
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
 }
-"""Kinds of model that are the reference model, each with what an absent key means where it is not what Llama's means.
+"""Model types that are the reference model, with the meaning of absent keys if it differs from Llama's.
 
-Others that are called like Llama differ from it: Qwen2 has biases, Qwen3 and OLMo 2 norms of queries and keys, Gemma
-another activation, Granite multipliers, Phi-3 a part of each head unrotated.
+Other models with Llama-like names differ: Qwen2 has biases, Qwen3 and OLMo 2 have norms of queries and keys, Gemma has
+another activation, Granite has multipliers, and Phi-3 does not rotate part of each head.
 """
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 ACTIVATIONS = ("silu", "swish")
-"""Two names of one function."""
+"""Two names of the same function."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
-"""Where a file describes its rotary embedding: until transformers 4, and since 5."""
+"""Keys that describe the rotary embedding: up to transformers 4, and from 5 on."""
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def is_shape_file(name: str) -> bool:
-    """Whether the name of a shape is the path of a file; presets have none of these letters."""
+    """Whether the name of a shape is the path of a file; names of presets contain none of these characters."""
     return name.endswith(".json") or "/" in name
 
 
 def named_shape(name: str, dimensions: Mapping[str, Any]) -> Shape:
-    """Return a preset or the shape of a file, with these dimensions in place of its own.
+    """Return a preset or the shape of a file, after replacing these dimensions.
 
     Raises:
-        Misuse: there is no such preset or file, the file's model is not the reference model, the sequence is not given,
+        Misuse: there is no such preset or file, the file's model is not the reference model, the sequence is missing,
             or the dimensions do not fit together.
     """
     if name in PRESETS:
@@ -73,11 +73,11 @@ def named_shape(name: str, dimensions: Mapping[str, Any]) -> Shape:
 
 
 def read_shape(path: Path, sequence: int | None) -> Shape:
-    """Return the shape that a `config.json` describes. sequence: of the batch, which no file says.
+    """Return the shape that a `config.json` describes. sequence: sequence length, which no file has.
 
     Raises:
-        Misuse: the file cannot be read, is not such a file, or is of a model that is not the reference model; or the
-            sequence is missing, or its dimensions do not fit together.
+        Misuse: the file cannot be read, is not such a file, or has a model that is not the reference model; or the
+            sequence is missing, or the dimensions do not fit together.
     """
     config = _Config(path, _read(path))
     config.refuse_other_models()
@@ -107,7 +107,7 @@ def _shape(config: _Config, sequence: int) -> Shape:
         vocabulary=config.whole("vocab_size"),
         sequence=sequence,
         batch=BATCH,
-        # Many files spell out what it would be anyway; then it is the same model as a preset's, with the same key.
+        # Many files state the default head_dim; then the model is the same as a preset's, with the same key.
         head_dim=None if head_dim is not None and head_dim * heads == width else head_dim,
         norm_epsilon=config.number("rms_norm_eps", 1e-6),
         rope_theta=theta,
@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class _Config:
-    """The keys of a file; one whose value is null has none."""
+    """The keys of a file; a key whose value is null counts as absent."""
 
     def __init__(self, path: Path, document: Mapping[str, Any]) -> None:
         self._path = path
@@ -144,7 +144,7 @@ class _Config:
         return self._values.get(key) is not None
 
     def whole(self, key: str, *, most: int = MOST) -> int:
-        """Return a whole number from 1 on."""
+        """Return a whole number of at least 1."""
         value = self._required(self._values, key, key)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise self._wrong(key, value, f"a whole number from 1 to {most:,}")
@@ -155,7 +155,7 @@ class _Config:
         return self._number(self._values, key, key) if self.has(key) else default
 
     def flag(self, key: str) -> bool:
-        """Return true or false; false where it is absent."""
+        """Return true or false; false if the key is absent."""
         value = self._values.get(key)
         if value is not None and not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
@@ -178,7 +178,7 @@ class _Config:
             if self.has(key):
                 raise self._other(key, self._values[key], "absent: mixtures of experts are not trained")
         if self.has("sliding_window"):
-            origin = "" if "sliding_window" in self._written else ", as it is not there"
+            origin = "" if "sliding_window" in self._written else " by default"
             window = f"{shown(self._values['sliding_window'])}{origin}"
             raise Misuse(
                 f"shape {self._path}: sliding_window is {window}, and attention here has no window; set it to null,"
@@ -199,9 +199,9 @@ class _Config:
             raise self._other("quantization_config", self._values["quantization_config"], "absent")
 
     def rope(self) -> tuple[float, RopeScaling | None]:
-        """Return the base of the rotary frequencies, and how they are scaled.
+        """Return the base of the rotary frequencies, and their scaling.
 
-        Both spellings may be there, as transformers 4 and 5 write them, if they say the same.
+        A file may have both spellings, those of transformers 4 and 5, if they agree.
         """
         embeddings = {key: self._rope_of(key) for key in ROPE_KEYS if self.has(key)}
         if len(set(embeddings.values())) > 1:
@@ -225,7 +225,7 @@ class _Config:
         if kind == "default":
             return theta, None
         factor = self._number(table, "factor", f"{key}.factor")
-        if factor == 1:  # Lowers nothing.
+        if factor == 1:  # No scaling.
             return theta, None
         if kind == "linear":
             return theta, RopeScaling(kind="linear", factor=factor)
@@ -253,5 +253,5 @@ class _Config:
         return Misuse(f"shape {self._path}: {place} is {shown(value)}; it must be {allowed}")
 
     def _other(self, place: str, value: object, allowed: str) -> Misuse:
-        """Return the refusal of another model: the reference model is not made so."""
+        """Return the error for a model that differs from the reference model."""
         return Misuse(f"shape {self._path}: {place} is {shown(value)}; to be trained here it must be {allowed}")

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m bench.session.torchrun CASE.json --folder FOLDER
 
-CASE.json is what `observatory run ... --dry-run --format json` prints, or the case.json of a run's folder. torchrun's
+CASE.json is the output of `observatory run ... --dry-run --format json`, or the case.json of a run's folder. torchrun's
 variables give the rank its place. Unlike `observatory run`, this has no samples of the node, no trial limit, no root
 cause of a failure, and no fault from the case file.
 """
@@ -38,14 +38,14 @@ from collectors.sockets import CannotListen, listen
 
 USAGE = "torchrun --nproc-per-node {ranks} -m bench.session.torchrun CASE.json --folder FOLDER"
 PURPOSE = Purpose(note="started by torchrun")
-"""Marks the run as ad hoc: a trial by hand is not the newest result of its series."""
+"""Marks the run as ad hoc, so that a trial by hand does not count as the newest result of its series."""
 STORE = ".store"
 """File in the run's folder through which the ranks of one node meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchrunPlace:
-    """A rank's place by torchrun's variables.
+    """A rank's place, from torchrun's variables.
 
     has_store: torchrun's agent hosts the store at `host` and `port`; otherwise rank 0 does.
     is_one_node: all ranks are on this node.
@@ -61,7 +61,7 @@ class TorchrunPlace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one rank of the case; return the exit code, 2 for what the user can correct."""
+    """Run one rank of the case; return the exit code, 2 for errors that the user can correct."""
     parser = argparse.ArgumentParser(description="One rank of a case, by torchrun's variables.", prog="bench.session")
     parser.add_argument("case", type=Path, metavar="CASE.json", help="from --dry-run --format json, or a run's folder")
     parser.add_argument("--folder", type=Path, required=True, help="new folder for the run, the same for all ranks")
@@ -118,16 +118,16 @@ def read_place(variables: Mapping[str, str]) -> TorchrunPlace:
 
 
 class _CaseDocument(msgspec.Struct, frozen=True):
-    """The part that all forms of a case file share."""
+    """The part that all kinds of case files share."""
 
     case: Case
 
 
 def read_case(path: Path) -> Case:
-    """Return the case of a file that `--dry-run --format json` printed, or of a run's case.json.
+    """Return the case from a file that `--dry-run --format json` printed, or from a run's case.json.
 
     Raises:
-        Misuse: it is not such a file, holds several cases, was written by a newer version, or its case cannot be run.
+        Misuse: it is not such a file, has several cases, was written by a newer version, or its case cannot run.
     """
     try:
         data = read_small(path)
@@ -173,7 +173,7 @@ def _run(case: Case, place: TorchrunPlace, folder: Path, limit_s: float) -> int:
         say(text)
     variables = environment(os.environ) | caches
     if not place.is_one_node and "GLOO_SOCKET_IFNAME" not in os.environ:
-        del variables["GLOO_SOCKET_IFNAME"]  # The loopback, which does not reach other nodes.
+        del variables["GLOO_SOCKET_IFNAME"]  # The loopback interface does not reach other nodes.
     os.environ.update(variables)  # torch reads them when a process group is made.
     if place.rank == 0:  # The folder stays locked until this process ends, which marks the run as active.
         run_dir.begin(replace(case, trials=1), machine.read(), folder.parent, purpose=PURPOSE, name=folder.name)
@@ -205,7 +205,7 @@ def _run(case: Case, place: TorchrunPlace, folder: Path, limit_s: float) -> int:
     code = work(order, log, binding)
     if place.rank == 0:
         (folder / STORE).unlink(missing_ok=True)
-    del store  # The ranks meet in it until here.
+    del store  # The ranks need it until here.
     return CASE_FAILED if code else FINE
 
 

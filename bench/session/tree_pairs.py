@@ -1,4 +1,4 @@
-"""Runs of two commits in turn, on the same nodes at the same time: what is common to both cancels."""
+"""Runs of two commits in turn, on the same nodes at the same time, so that common effects cancel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.store.summary import Summary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedRuns:
-    """The runs of both commits, trial by trial in turn. is_interrupted: a person ended it."""
+    """The runs of both commits, whose trials took turns. is_interrupted: a person ended it."""
 
     first: Summary
     second: Summary
@@ -23,7 +23,7 @@ class PairedRuns:
 
     @property
     def failure(self) -> str | None:
-        """Why a run has not all of its trials."""
+        """Why a run does not have all of its trials."""
         causes = (summary.cause for summary in (self.first, self.second))
         return next((cause.text for cause in causes if cause is not None), None)
 
@@ -40,23 +40,23 @@ def measure_pair(
 ) -> PairedRuns:
     """Measure a case with the trees of two commits in turn, A B B A, and store the runs as ad hoc.
 
-    Both run in the present environment, from trees that are unpacked for it and removed at the end. note: what the runs
-    are for.
+    Both run in the present environment, from temporary trees that are removed at the end. note: purpose of the runs.
 
+    Raises:
     Raises:
         Misuse, InfrastructureFailed: a commit is gone, its tree cannot be run, or the engine failed.
     """
     case = replace(order.case, trials=pairs)
     with ExitStack() as stack:
-        checked = [
+        checked_trees = [
             check_checkout(stack.enter_context(check_out(require_commit(repository, commit), repository)), case)
             for commit in commits
         ]
-        places = stack.enter_context(session.open_trees([each.tree for each in checked]))
+        places = stack.enter_context(session.open_trees([tree_and_case.tree for tree_and_case in checked_trees]))
         orders = [
             replace(
                 order,
-                case=each.case,
+                case=tree_and_case.case,
                 title=f"{order.title or case.title}, commit {commit[:7]}",
                 place=place,
                 settings=replace(
@@ -65,7 +65,7 @@ def measure_pair(
                     purpose=Purpose(note=f"{note}: commit {commit[:12]}"[:LONGEST_NOTE]),
                 ),
             )
-            for each, place, commit in zip(checked, places, commits, strict=True)
+            for tree_and_case, place, commit in zip(checked_trees, places, commits, strict=True)
         ]
         with session.measure(orders, listener, is_counterbalanced=True) as measured:
             session.keep(measured)

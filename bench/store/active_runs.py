@@ -1,4 +1,4 @@
-"""Active and ended runs of a folder, told apart by a lock on the run's folder that ends with its process."""
+"""Active and ended runs of a folder: a run is active while its process holds a lock on the run's folder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from collectors.files import holder_of, is_ours, try_lock
 Stage = Literal["not begun", "running", "ended"]
 
 PRUNED = ".pruned-"
-"""Beginning of the name of a folder that is being deleted: no run any more, whatever is left in it."""
+"""Beginning of the name of a folder that is being deleted: it is no longer a run, whatever is left in it."""
 SETTLED_S = 5.0
-"""How long a folder's mtime must have been unchanged before a listing of it can be reused: file systems give mtime in
-ticks, some of seconds, and two changes within one tick look alike."""
+"""How long a folder's mtime must have been unchanged before its listing can be reused: file systems record mtime in
+ticks, some of seconds, so that two changes within one tick look the same.
+"""
 AGAIN_S = 30.0
 """How long a listing may be reused at most: network file systems may report a change late, or never."""
 
 
 def ended_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
-    """Return the folders of runs that no process works on any more, oldest first; see `run_folders`."""
+    """Return the folders of runs that no process works on, oldest first; see `run_folders`."""
     return (folder for folder in run_folders(runs, of_all_users=of_all_users) if not is_running(folder))
 
 
@@ -34,7 +35,7 @@ def running_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]
 
 
 def stage_of(folder: Path) -> Stage:
-    """Return the stage of the run in this folder; ended also where we may not read it."""
+    """Return the stage of the run in this folder; "ended" also if we may not read it."""
     try:
         # The case first: a run takes its lock before it writes its case.
         if not has_case(folder):
@@ -46,10 +47,10 @@ def stage_of(folder: Path) -> Stage:
 
 
 class FollowedFolders:
-    """The running runs of a folder, polled again and again; a run that has ended is not examined any more.
+    """The running runs of a folder, polled repeatedly; a run that has ended is not examined again.
 
-    A poll therefore costs what the running runs cost, however many were kept. The folder is listed again if its mtime
-    has changed, or if its mtime is not reliable; see SETTLED_S and AGAIN_S.
+    A poll therefore costs as much as the running runs, however many old runs there are. The folder is listed again if
+    its mtime has changed, or if its mtime is not reliable; see SETTLED_S and AGAIN_S.
 
     of_all_users: also follow runs of other users. stage: returns the stage of a run's folder. clock_ns: a monotonic
         clock.
@@ -71,7 +72,7 @@ class FollowedFolders:
         self._changed_ns = self._listed_ns = 0
 
     def running(self) -> dict[str, Path]:
-        """Return the folders of the runs that are running, by name, oldest first; none without a folder of runs.
+        """Return the folders of the running runs, by name, oldest first; none if there is no folder of runs.
 
         Raises:
             OSError: the folder of runs cannot be read.
@@ -123,11 +124,11 @@ class FollowedFolders:
 def is_running(folder: Path) -> bool:
     """Whether a process works on the run.
 
-    Tries a shared lock, so that two processes that ask at once do not take each other for the run.
+    Tries a shared lock, so that two simultaneous checks do not take each other for the run.
     """
     try:
         lock = lock_folder(folder, fcntl.LOCK_SH)
-    except OSError:  # Deleted meanwhile, or another user's: not a run that could be shown.
+    except OSError:  # Just deleted, or another user's: not a run to show.
         return False
     if lock is None:
         return True
@@ -136,7 +137,7 @@ def is_running(folder: Path) -> bool:
 
 
 def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> int | None:
-    """Lock the folder; return the lock's file descriptor, None where it is held already. It ends with its process."""
+    """Lock the folder until the process ends; return the lock's file descriptor, None if it is already locked."""
     fd = os.open(folder, _TO_LOCK)
     if try_lock(fd, kind):
         return fd
@@ -157,7 +158,7 @@ def lock_holder(folder: Path) -> str:
 
 
 def run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
-    """Return the folders of this user's runs, oldest first; of_all_users: also those of others that we may read.
+    """Return the folders of this user's runs, oldest first; of_all_users: include readable ones of other users.
 
     Another user's run is not ours to judge, store or delete: anyone could put one here. A link is not a run folder.
     """
@@ -172,17 +173,17 @@ def run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
 
 
 def unreported_folders(runs: Path) -> Iterator[Path]:
-    """Return the folders of this user's watched commands of which no process has reported; a link is none."""
+    """Return the folders of this user's watched commands that have no report of any process; links are left out."""
     if not runs.is_dir():
         return
     for folder in sorted(runs.iterdir()):
-        is_one = not folder.is_symlink() and not folder.name.startswith(PRUNED) and is_ours(folder)
-        if is_one and (folder / "watch.json").is_file() and not has_case(folder):
+        is_candidate = not folder.is_symlink() and not folder.name.startswith(PRUNED) and is_ours(folder)
+        if is_candidate and (folder / "watch.json").is_file() and not has_case(folder):
             yield folder
 
 
 def has_case(folder: Path) -> bool:
-    """Whether the folder holds a run: its case, or of a watched one, whose ranks make the case, a rank's report."""
+    """Whether the folder has a run: its case or, for a watched run, whose ranks make the case, a rank's report."""
     if (folder / "case.json").is_file():
         return True
     is_watched = all((folder / name).is_file() for name in ("watch.json", "machine.json"))

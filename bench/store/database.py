@@ -1,4 +1,4 @@
-"""Connections to the history's database from its URL, SQLite or PostgreSQL.
+"""Connect to the history's database, SQLite or PostgreSQL, from its URL.
 
 Every failure becomes a message of one line, which never shows the password.
 """
@@ -29,18 +29,18 @@ _CONNECT_WAIT_S = 10
 
 
 class StoreGone(InfrastructureFailed):
-    """The store does not answer for now: its server is down or busy, or another process holds its lock."""
+    """The store does not answer now: its server is down or busy, or another process holds its lock."""
 
 
 class NoStoreYet(InfrastructureFailed):
-    """The store does not exist yet. A separate error, since a reader can then simply say that there are no runs."""
+    """The store does not exist yet. A separate error, so that a reader can simply report that there are no runs."""
 
 
 def default_url() -> str:
-    """Return the URL of the default store: SQLite in the platform's folder for a user's data.
+    """Return the URL of the default store: SQLite in the platform's folder for user data.
 
     Raises:
-        Misuse: the folder's name is not UTF-8, which a URL is.
+        Misuse: the folder's name is not UTF-8, as a URL must be.
     """
     folder = str(data_folder())
     if (readable := os.fsencode(folder).decode(errors="backslashreplace")) != folder:
@@ -52,17 +52,17 @@ def default_url() -> str:
 
 
 def parse_url(text: str) -> URL:
-    """Parse a store's URL, and set the driver that we install.
+    """Parse a store's URL, and set the driver that this program installs.
 
     Raises:
-        Misuse: it is not a URL, is of another kind of database, or is SQLite without a file.
+        Misuse: it is not a URL, names another kind of database, or is SQLite without a file.
     """
     try:
         text.encode()  # Fails on surrogates, which stand for argument bytes that are not UTF-8.
     except UnicodeEncodeError:  # The URL is not shown: unparsed, its password cannot be removed.
         raise Misuse("the store's URL is not UTF-8; use a folder whose name is") from None
     try:
-        if "\0" in text:  # It would end a name.
+        if "\0" in text:  # It would end a C string.
             raise ValueError
         url = make_url(text)
     except (exc.ArgumentError, ValueError):  # The URL is not shown: unparsed, its password cannot be removed.
@@ -82,13 +82,13 @@ def parse_url(text: str) -> URL:
         raise Misuse(f"store {shown(url)}: {url.get_backend_name()} is not supported; it may be sqlite or postgresql")
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise Misuse(
-            f"store {shown(url)} names no file and would keep nothing; use for example sqlite:////FOLDER/history.sqlite"
+            f"store {shown(url)} names no file and would store nothing; use for example sqlite:////FOLDER/history.sqlite"
         )
     return url
 
 
 def _hosts(url: URL) -> list[str]:
-    """The machines in a URL: libpq takes several, also behind the question mark, and folders of sockets among them."""
+    """Return the hosts in a URL, without socket folders: libpq accepts several, also after the question mark."""
     hosts = [host for text in (url.host or "", *url.normalized_query.get("host", ())) for host in text.split(",")]
     return [host for host in hosts if not host.startswith(("/", "@"))]
 
@@ -99,13 +99,13 @@ def shown(url: URL) -> str:
 
 
 def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
-    """Make an engine for the store. It opens nothing yet, but checks the folder and that the driver is installed.
+    """Create an engine for the store. It opens nothing yet, but checks the folder and that the driver is installed.
 
-    is_glance: the store is read for a moment only, so SQLite need not put files of its own beside a store at rest.
+    is_glance: the store is read only for a moment, so SQLite need not put its own files next to an idle store.
 
     Raises:
-        NoStoreYet: it is to be read, and does not exist.
-        Misuse: the URL asks for something impossible.
+        NoStoreYet: the store does not exist, and should only be read.
+        Misuse: the URL requests something impossible.
         InfrastructureFailed: the folder or the driver is missing.
     """
     try:
@@ -128,8 +128,8 @@ def saying(url: URL) -> Iterator[None]:
     """Turn the database's errors into messages of one line.
 
     Raises:
-        Misuse: a name is not UTF-8, which no store can hold.
-        StoreGone: the store does not answer for now.
+        Misuse: a name is not UTF-8, which no store accepts.
+        StoreGone: the store does not answer now.
         InfrastructureFailed: the store cannot be read or written.
     """
     try:
@@ -137,7 +137,7 @@ def saying(url: URL) -> Iterator[None]:
     except UnicodeEncodeError as error:
         raise Misuse(f'"{error.object}" is not UTF-8 text, which all names in a history are') from None
     except (exc.IntegrityError, exc.DataError):
-        raise  # A bug of ours, not a failure of the store.
+        raise  # Our own bug, not a failure of the store.
     except exc.DBAPIError as error:
         reason = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(error.orig).split()))
         if url.password:
@@ -147,13 +147,13 @@ def saying(url: URL) -> Iterator[None]:
 
 
 def _is_gone(error: exc.DBAPIError, reason: str) -> bool:
-    """Whether the store may answer later without anybody changing the request or a right."""
+    """Whether the store may answer later although nobody changes the request or the access rights."""
     if isinstance(error.orig, sqlite3.Error):
         return _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     state = getattr(error.orig, "sqlstate", None)
-    if state is not None:  # The server answered: 08 connection, 53300 too many connections, 57P it starts or ends.
+    if state is not None:  # From the server: 08 connection, 53300 too many connections, 57P starting or ending.
         return str(state).startswith(("08", "53300", "57P"))
-    # Without a connection there is no state. What the server itself refuses for good begins with FATAL.
+    # Without a connection there is no state. A final refusal by the server itself begins with FATAL.
     is_of_net = isinstance(error, exc.OperationalError | exc.InterfaceError) and _OF_THE_NET.search(reason) is not None
     return is_of_net and ("FATAL:" not in reason or _FATAL_FOR_NOW.search(reason) is not None)
 
@@ -180,7 +180,7 @@ def _advice(url: URL, error: exc.DBAPIError) -> str:
 
 
 def _sqlite_code(error: exc.DBAPIError) -> int:
-    """Return SQLite's code without its extension; 0 where there is none."""
+    """Return SQLite's code without its extension; 0 if there is none."""
     return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -194,11 +194,11 @@ _SQLITE_ADVICE = {
     ),
 }
 _SHARED_MEMORY_BYTES = 1 << 15
-"""What SQLite needs beside a store that it opens; where a disk has less, it only says "disk I/O error"."""
+"""Disk space that SQLite needs to open a store; if there is less, it only reports "disk I/O error"."""
 
 
 def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
-    create_engine(url)  # Refuses options behind the ? that are none, also where there is no file yet.
+    create_engine(url)  # Refuses invalid options after the ?, even without a file.
     path = _file_of(url)
     if path is not None:
         _check_file(url, path, writable)
@@ -217,19 +217,19 @@ def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
 
 
 def _file_of(url: URL) -> Path | None:
-    """Return SQLite's file. A URI that begins with file: has its own options for opening, and nothing to check."""
+    """Return SQLite's file; None without one, and for file: URIs, which have their own options for opening."""
     name = url.database
     return None if not name or name == ":memory:" or name.startswith("file:") else Path(name)
 
 
 def check_writable(url: URL) -> None:
-    """Refuse a file of SQLite that this user may not write or make; leave nothing there.
+    """Refuse an SQLite file that this user may not write or create; leave nothing there.
 
     Raises:
         InfrastructureFailed: with the reason.
     """
     path = _file_of(url) if url.get_backend_name() == "sqlite" else None
-    if path is None or not path.parent.is_dir():  # The folder of this user's data is made with the store.
+    if path is None or not path.parent.is_dir():  # The user's data folder is created with the store.
         return
     try:
         if path.exists():
@@ -278,10 +278,10 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
 
 
 def _check_neighbours(url: URL, path: Path) -> None:
-    """Refuse our store where others could add a file to its folder: SQLite replays a log that it finds there.
+    """Refuse our store if others could add a file to its folder: SQLite replays a log that is there.
 
     Raises:
-        InfrastructureFailed: everybody may write the folder, or a log beside the store is another user's.
+        InfrastructureFailed: everybody may write to the folder, or a log next to the store belongs to another user.
     """
     if path.parent.stat().st_mode & stat.S_IWOTH:
         raise InfrastructureFailed(
@@ -298,33 +298,33 @@ def _check_neighbours(url: URL, path: Path) -> None:
 
 
 def _is_frozen(path: Path, is_glance: bool) -> bool:
-    """Whether SQLite may open the file as immutable, without files of its own beside it.
+    """Whether SQLite may open the file as immutable, without its own files next to it.
 
-    So it may where no process writes the store now (there is no write-ahead log), and we may not write the folder, or
-    read for a moment only.
+    This is allowed if no process is writing the store (there is no write-ahead log), and we may not write to the
+    folder, or read only for a moment.
     """
     is_ours_to_write = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     return (is_glance or not is_ours_to_write) and not path.with_name(path.name + "-wal").exists()
 
 
 def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
-    # Transactions are begun by `_begin_writing` and `_begin_reading`: the driver's own leave CREATE TABLE outside.
+    # `_begin_writing` and `_begin_reading` begin transactions: the driver's own leave CREATE TABLE outside.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
-    # What is committed is on the disk, also where SQLite was built to sync a write-ahead log only now and then.
+    # Commits are on disk, even if SQLite was built to sync a write-ahead log only sometimes.
     connection.execute("PRAGMA synchronous = FULL")
 
 
 def _refuse_writing(connection: sqlite3.Connection, _record: Any) -> None:
-    # Not by opening it read-only: such a connection cannot remove the write-ahead log at its end and leaves an empty
-    # one.
+    # Not by opening it read-only: such a connection cannot remove the write-ahead log when it closes, and leaves an
+    # empty one behind.
     connection.execute("PRAGMA query_only = ON")
 
 
 def _keep_readers_going(connection: sqlite3.Connection, _record: Any) -> None:
-    """Switch to a write-ahead log, with which readers do not wait for writers; not every file system supports it.
+    """Switch to a write-ahead log, so that readers do not wait for writers; not every file system supports it.
 
-    Two processes that switch a new file at once may get "locked" without the driver's waiting, so we wait here.
+    If two processes switch a new file at once, one may get "locked" although the driver should wait, so we wait here.
     """
     give_up_s = time.monotonic() + _LOCK_WAIT_S
     while True:

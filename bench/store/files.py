@@ -1,4 +1,4 @@
-"""Where runs and their history are kept unless the command line says so, and the reading of small files."""
+"""Default places of runs and their history, and reading of small files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from collectors.files import exposed_by, is_open_to_others, open_regular, open_t
 APPLICATION = "parallel-observatory"
 RUNS_VARIABLE = "OBSERVATORY_RUNS"
 STORE_VARIABLE = "OBSERVATORY_STORE"
-"""Environment variables in place of --runs and --store: unlike a command line, other users cannot read them."""
+"""Environment variables instead of --runs and --store: unlike a command line, other users cannot read them."""
 
 
 def data_folder() -> Path:
-    """Return the folder of everything that we keep. It need not exist.
+    """Return the folder of everything that we store. It need not exist.
 
     Raises:
-        Misuse: it is another user's, or others may replace it; or nothing says where this user's data is.
+        Misuse: the folder belongs to another user, others may replace it, or there is no setting for user data.
     """
     try:
         folder, home = Path(platformdirs.user_data_dir(APPLICATION)), Path(os.environ.get("HOME") or "/")
-    except RuntimeError:  # No HOME, and no account that has one.
+    except RuntimeError:  # No HOME, and no account with one.
         raise Misuse("there is no data folder: set HOME or XDG_DATA_HOME to a folder of your own") from None
     for place in (
         folder,
         *(parent for parent in folder.parents if parent == folder.parent or parent.is_relative_to(home)),
     ):
-        with suppress(OSError):  # What cannot be looked at is said by what needs it.
+        with suppress(OSError):  # The code that needs it reports an inaccessible path.
             status = place.stat()
             name = "HOME" if place == home else "the data folder" if place == folder else "the data folder's parent"
             if is_open_to_others(status):
@@ -59,10 +59,10 @@ def data_folder() -> Path:
 
 
 def is_data_folder(folder: Path) -> bool:
-    """Whether this is the folder of everything that we keep, be it safe or not (see `data_folder`)."""
+    """Whether this is the folder of everything that we store, safe or not (see `data_folder`)."""
     try:
         return folder == Path(platformdirs.user_data_dir(APPLICATION))
-    except RuntimeError:  # No HOME, and no account that has one.
+    except RuntimeError:  # No HOME, and no account with one.
         return False
 
 
@@ -71,13 +71,13 @@ MOST_BYTES = 64 << 20
 
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES, *, follows_link: bool = True) -> bytes:
-    """Return the content of a regular file, within a limit: a name that a user gives may be that of anything.
+    """Return the content of a regular file, up to a size limit: a user may name any kind of file.
 
-    A byte order mark, which some editors put in front, is left out: neither TOML nor JSON has one.
+    A byte order mark, which some editors write, is left out: neither TOML nor JSON has one.
 
     Raises:
-        Misuse: it is larger than the limit.
-        OSError: it cannot be read, or is a folder, a pipe, a socket or a device, or a link where none is followed.
+        Misuse: the file is larger than the limit.
+        OSError: it cannot be read, or is a folder, a pipe, a socket or a device, or a link if links are not followed.
     """
     with open_regular(path) if follows_link else open_to_read(path) as file:
         data = file.read(most_bytes + 1)

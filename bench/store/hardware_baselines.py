@@ -1,7 +1,7 @@
-"""Baselines from earlier probes of the same hardware: MFU of a measured ceiling, and what measured links explain.
+"""Baselines from earlier probes of the same hardware: MFU against a measured ceiling, and effects of measured links.
 
 A ceiling is the fastest matrix product in a `matmul` run. `bench.store.links` has the links, by level: they give a
-strategy's expected communication, the predicted step and efficiency, and what explains a pipeline's bubble.
+strategy's expected communication, the predicted step and efficiency, and the explanation of a pipeline's bubble.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workloads.probes.spec import MatmulSpec, ProbeSpec
 # The measured ceiling, and model FLOP/s as a share of it
 #
 # A data sheet gives a peak that no product reaches, and none for a CPU. What a `matmul` run measured on the same
-# hardware at the same precision can be reached, so that what is missing from 1 is the training's own.
+# hardware at the same precision can be reached, so the gap to 1 belongs to the training itself.
 
 RUNS_SEARCHED = 200
 
@@ -37,8 +37,8 @@ RUNS_SEARCHED = 200
 class Ceiling:
     """The fastest shape of a `matmul` run: an m by k matrix times a k by n matrix.
 
-    run: the run's id. flops_per_second: of the slowest rank.
-    clock_hertz, power_watts: of that rank's GPU meanwhile; None where they were not read.
+    run: the run's id. flops_per_second: of the slowest rank. clock_hertz, power_watts: of that rank's GPU at that time;
+    None if not read.
     """
 
     run: str
@@ -51,17 +51,16 @@ class Ceiling:
 
     @property
     def at(self) -> str:
-        """Clock and power, formatted for people: "1,755 MHz, 690 W"; "" where neither is known."""
+        """Clock and power as text: "1,755 MHz, 690 W"; "" if neither is known."""
         return clock_and_power(self.clock_hertz, self.power_watts)
 
 
 def ceiling_from(summary: Summary) -> Ceiling | Absent:
-    """Return the shape of highest median rate; absent where the run measured no product."""
+    """Return the shape with the highest median rate; absent if the run measured no product."""
     products = [figure for figure in summary.estimates if figure.metric == RUN_MATMUL_FLOPS.name]
     if not products:
         return Absent(
-            reason=f"run {summary.run} measured no matrix product; `observatory show {summary.run}` says what became"
-            " of it"
+            reason=f"run {summary.run} measured no matrix product; `observatory show {summary.run}` shows why"
         )
     fastest = max(products, key=lambda product: product.median)
     m, n, k = (int(fastest.labels[name]) for name in RUN_MATMUL_FLOPS.labels)
@@ -78,11 +77,11 @@ def ceiling_from(summary: Summary) -> Ceiling | Absent:
 
 
 def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absent:
-    """Return the highest ceiling of the `matmul` runs that ended well on the case's hardware, at its precision.
+    """Return the highest ceiling among the `matmul` runs that ended well on the case's hardware, at its precision.
 
-    The highest and not the newest: a later run of small products, or on a busy machine, does not lower what can be
-    reached. On a CPU the ranks and threads must be the same too, since ranks share its clock and memory; a GPU is its
-    rank's own. The probe's version must be the current one. Only the newest RUNS_SEARCHED `matmul` runs are searched.
+    The highest, not the newest: a later run of small products, or on a busy machine, does not lower what can be
+    reached. On a CPU the ranks and threads must also be the same, since ranks share its clock and memory; a GPU belongs
+    to its rank. The probe's version must be the current one. Only the newest RUNS_SEARCHED `matmul` runs are searched.
     """
     ceilings = comparable_ceilings(history, case, hardware)
     return max(ceilings, key=_rate) if ceilings else no_run_alike(MatmulSpec(), case, hardware)
@@ -90,23 +89,23 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
 
 def comparable_ceilings(history: Runs, case: Case, hardware: str) -> list[Ceiling]:
     """Return the ceiling of each `matmul` run that `find_ceiling` chooses from, newest first."""
-    alike = (ceiling_from(summary) for summary in runs_alike(history, MatmulSpec(), case, hardware))
-    return [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
+    ceilings = (ceiling_from(summary) for summary in runs_alike(history, MatmulSpec(), case, hardware))
+    return [ceiling for ceiling in ceilings if isinstance(ceiling, Ceiling)]
 
 
 def runs_alike(history: Runs, probe: ProbeSpec, case: Case, hardware: str) -> list[Summary]:
-    """Return the probe's runs that say what the case's ranks reach, newest first; see `find_ceiling`.
+    """Return the probe's runs that show what the case's ranks can reach, newest first; see `find_ceiling`.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
     """
-    wanted = _conditions(case, probe.version_on(case.device))
+    conditions = _conditions(case, probe.version_on(case.device))
     return [
         summary
         for summary in history.runs(RUNS_SEARCHED, strategy=probe.name)
         if summary.outcome == "done"
         and summary.hardware == hardware
-        and _conditions(summary.case, summary.case.version) == wanted
+        and _conditions(summary.case, summary.case.version) == conditions
     ]
 
 
@@ -114,12 +113,9 @@ def no_run_alike(probe: ProbeSpec, case: Case, hardware: str) -> Absent:
     """Return why a probe's figure is absent, and the command that measures it."""
     command = f"observatory run {probe.name} --device {case.device} --precision {case.precision}"
     if case.device == "cpu":
-        command += f" --ranks {case.ranks}{_nodes_option(case)} --threads {case.threads}"
+        nodes = "" if case.nodes == 1 else f" --nodes {case.nodes}"
+        command += f" --ranks {case.ranks}{nodes} --threads {case.threads}"
     return Absent(reason=f"the history has no comparable {probe.name} run on {hardware}; `{command}` makes one")
-
-
-def _nodes_option(case: Case) -> str:
-    return "" if case.nodes == 1 else f" --nodes {case.nodes}"
 
 
 def _conditions(case: Case, version: int) -> tuple[object, ...]:
@@ -128,16 +124,16 @@ def _conditions(case: Case, version: int) -> tuple[object, ...]:
 
 
 def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
-    """Return model FLOP/s of a device (RUN_FLOPS) as a share of the ceiling; absent where it would exceed 1.
+    """Return model FLOP/s of a device (RUN_FLOPS) as a share of the ceiling; absent if it would exceed 1.
 
-    low, high: of the ratio of two medians, see `bench.results.estimate.ratio`, so that the ceiling's own noise is
-    included; None where that ratio has no interval. trials: each trial's FLOP/s as a share of the ceiling's median.
+    low, high: of the ratio of two medians, see `bench.results.estimate.ratio`, so that they include the ceiling's own
+    noise; None if that ratio has no interval. trials: each trial's FLOP/s as a share of the ceiling's median.
     """
     share = ratio(flops, ceiling.flops_per_second)
     if share.value > 1:
         shape = f"{ceiling.m} x {ceiling.n} x {ceiling.k}"
         return Absent(
-            reason=f"measured MFU would be {share.value:.2f}, which cannot be:"
+            reason=f"measured MFU would be {share.value:.2f}, which is impossible:"
             f" {flops.median / 1e12:.4g} TFLOP/s of a ceiling of {ceiling.flops_per_second.median / 1e12:.4g}"
             f" (run {ceiling.run}, {shape}); its products were too small, or its clock was lower:"
             f" `observatory run {MatmulSpec.name}` with its default sizes measures it again"
@@ -153,7 +149,7 @@ def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
 
 
 def against_history(summary: Summary, history: History) -> Summary:
-    """Return the summary with what the history adds; unchanged for a probe's run, and for one without a trial.
+    """Return the summary with additions from the history; unchanged for a probe's run, and for a run without a trial.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -171,7 +167,7 @@ def against_history(summary: Summary, history: History) -> Summary:
 
 
 def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
-    """Yield MFU against the ceiling, and notes on the ceiling or on why the MFU is absent."""
+    """Yield MFU against the ceiling, and notes about the ceiling or about why MFU is absent."""
     ceiling = find_ceiling(history, summary.case, summary.hardware)
     if isinstance(ceiling, Absent):
         yield f"MFU against a measured ceiling is absent: {ceiling.reason}"
@@ -190,7 +186,7 @@ def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
 
 
 def _communication(summary: Summary, history: History) -> Iterator[Estimate | str]:
-    """Yield the expected time of the strategy's collectives in a step on the measured link, or why it is absent."""
+    """Yield the expected time of a step's collectives on the measured link, or a note on why it is absent."""
     transfers = summary.case.spec().transfers(summary.case)
     if not transfers:
         return
@@ -205,9 +201,9 @@ def _communication(summary: Summary, history: History) -> Iterator[Estimate | st
 def expected_efficiencies(
     summary: Summary, baselines: Mapping[str, Summary], history: History
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """Return the efficiencies that the cost model expects beside the measured ones, and notes on those that are absent.
+    """Return the efficiencies that the cost model expects, for the measured ones, and notes on those that are absent.
 
-    baselines: by their runs, those that may not be in the history yet.
+    baselines: baselines by run, which may not be in the history yet.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -233,7 +229,7 @@ def expected_efficiencies(
 
 
 def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
-    """Yield what explains the bubble of a pipeline; without a link, all parts but the transfer."""
+    """Yield the parts of a pipeline's bubble; without a link, all but the transfer."""
     case = summary.case
     pipeline = case.spec().pipeline(case)
     if pipeline is None:
@@ -244,7 +240,7 @@ def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
 
 
 def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], links: MeasuredLinks) -> float | Absent:
-    """Return the time of all transfers of a step in turn, or why a link that they need is unknown."""
+    """Return the time of all transfers of a step in turn, or why a needed link is unknown."""
     axes = summary.case.spec().mesh(summary.case)
     if (missing := missing_link(transfers, axes, links.interconnect)) is not None:
         return missing
@@ -253,17 +249,17 @@ def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedStep:
-    """Predicted time of a step. basis: what it adds up and rests on, for people."""
+    """Predicted time of a step. basis: its parts and sources, in words."""
 
     step_s: float
     basis: str
 
 
-# All of them at once
+# All references at once
 
 
 def reference_runs(history: History) -> dict[str, str]:
-    """Return the runs of probes that later runs are read against, and what each gives: a ceiling or a link.
+    """Return the probe runs that serve as references for later runs, and what each gives: a ceiling or a link.
 
     Raises:
         InfrastructureFailed: the history cannot be read.

@@ -1,4 +1,4 @@
-"""The history: every run that was ever measured, in a database (SQLite or PostgreSQL)."""
+"""The history: every run ever measured, in a database (SQLite or PostgreSQL)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class History:
 
     url: in SQLAlchemy's form; by default SQLite in the user's data folder.
     writable: create and migrate the store on entering, which proves that it can be written. Without it a read-only
-        store is enough, unless it is of an older version and so must be migrated.
-    is_glance: the store is read for a moment only: it is not migrated, and SQLite leaves no files of its own behind.
+        store is enough, unless its version is older, so that it must be migrated.
+    is_glance: the store is read only for a moment: it is not migrated, and SQLite leaves no files of its own behind.
 
     Raises:
-        Misuse: the URL is none of a store.
-        InfrastructureFailed: on entering and from each call: the store cannot be reached, read or written.
+        Misuse: the URL is not that of a store.
+        InfrastructureFailed: on entering and from each call, if the store cannot be reached, read or written.
     """
 
     def __init__(self, url: str | None = None, *, writable: bool = True, is_glance: bool = False) -> None:
@@ -64,7 +64,7 @@ class History:
                 self._check_or_upgrade()
 
     def _check_or_upgrade(self) -> None:
-        """Refuse a store that cannot be read; bring an older one up to date, unless this is but a glance at it."""
+        """Refuse a store that cannot be read; migrate an older one, except for a glance."""
         try:
             with self._engine.begin() as connection:
                 check_version(connection)
@@ -88,12 +88,12 @@ class History:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Give a connection for one transaction, whose errors are raised as those of the history."""
+        """Yield a connection for one transaction, whose errors are raised as errors of the history."""
         with saying(self._url), self._engine.begin() as connection:
             yield connection
 
     def add(self, summary: Summary, machine: Machine) -> None:
-        """Keep the run, in place of an earlier one of the same id.
+        """Store the run, in place of an earlier one with the same id.
 
         Raises:
             Misuse: a value is not finite.
@@ -140,7 +140,7 @@ class History:
             labels = msgspec.json.encode(figure.labels, order="sorted").decode()
             place = {"run": summary.run, "metric": figure.metric, "labels": labels}
             estimates.append(place | {"median": figure.median, "low": figure.low, "high": figure.high})
-            # A step's spread is known in the trials that the step times are of.
+            # A step's spread exists for the trials that have step times.
             spreads = summary.step_spreads if figure.metric == RUN_STEP_SECONDS.name else ()
             values += [
                 place | {"trial": trial, "value": value, "spread_ratio": spread, "steps": steps_of_a_trial(summary)}
@@ -162,16 +162,16 @@ class History:
         suite_run: str | None = None,
         skipped: int = 0,
     ) -> tuple[Summary, ...]:
-        """Return the newest runs, newest first: all, or those of a strategy, of a suite, of one suite run.
+        """Return the newest runs, newest first, optionally of one strategy, suite or suite run.
 
-        skipped: how many of the newest are left out.
+        skipped: number of newest runs to leave out.
         """
-        wanted = {RUNS.c.strategy: strategy, RUNS.c.suite: suite, RUNS.c.suite_run: suite_run}
-        query = _NEWEST.where(*(column == value for column, value in wanted.items() if value is not None))
+        filters = {RUNS.c.strategy: strategy, RUNS.c.suite: suite, RUNS.c.suite_run: suite_run}
+        query = _NEWEST.where(*(column == value for column, value in filters.items() if value is not None))
         return self._summaries(query.limit(limit).offset(skipped))
 
     def save_suite(self, record: SuiteRecord) -> None:
-        """Keep the record of a suite run, in place of an earlier one of the same id."""
+        """Store the record of a suite run, in place of an earlier one with the same id."""
         row = {
             "id": record.id,
             "suite": record.suite,
@@ -183,7 +183,7 @@ class History:
             connection.execute(insert(SUITE_RUNS), row)
 
     def suite_runs(self, limit: int, suite: str | None = None) -> tuple[SuiteRecord, ...]:
-        """Return the records of the newest suite runs, newest first: of all suites, or of one."""
+        """Return the records of the newest suite runs, newest first, of all suites or of one."""
         query = select(SUITE_RUNS).order_by(SUITE_RUNS.c.started_ns.desc(), SUITE_RUNS.c.id.desc()).limit(limit)
         if suite is not None:
             query = query.where(SUITE_RUNS.c.suite == suite)
@@ -200,7 +200,7 @@ class History:
             return tuple(connection.scalars(newest))
 
     def find(self, prefix: str) -> Summary:
-        """Return the run with this id, or else the only run whose id begins with it, or else a watched run by its name.
+        """Return the run with this id, else the only one whose id begins so, else the newest watched run of this name.
 
         Raises:
             Misuse: no id begins with it, or several do; the message lists candidates.
@@ -222,18 +222,20 @@ class History:
         raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more of its name')
 
     def watched(self, text: str) -> Summary | None:
-        """Return the newest watched run of this name; of NAME@2026-11-20 the newest that began by the end of that day.
+        """Return the newest watched run with this name; for NAME@2026-11-20, the newest that began by that day's end.
 
-        The day is UTC's. None where no watched run has the name.
+        The day is in UTC. None if no watched run has the name.
 
         Raises:
-            Misuse: what is behind the @ is no day, or all runs of the name are later.
+            Misuse: the part after the @ is not a day, or all runs with the name are later.
         """
         name, at, day = text.rpartition("@")
         name = name if at else text
-        before = RUNS.c.strategy == WATCHED
+        is_watched = RUNS.c.strategy == WATCHED
         is_named = RUNS.c.summary_json.like(f'%"name":{_quoted(name)}%', escape="\\")
-        of_name = [each for each in self._summaries(_NEWEST.where(before, is_named)) if each.case.watched_name == name]
+        of_name = [
+            each for each in self._summaries(_NEWEST.where(is_watched, is_named)) if each.case.watched_name == name
+        ]
         if not of_name:
             return None
         if not at:
@@ -248,7 +250,7 @@ class History:
         return by_then
 
     def beginning_with(self, prefix: str, limit: int) -> tuple[str, ...]:
-        """Return the ids of the newest runs whose ids begin so, newest first."""
+        """Return the ids of the newest runs whose ids begin with this prefix, newest first."""
         begins = func.substr(RUNS.c.id, 1, len(prefix)) == prefix
         newest = select(RUNS.c.id).where(begins).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(limit)
         with saying(self._url), self._engine.begin() as connection:
@@ -257,7 +259,8 @@ class History:
     def at_commit(self, prefix: str, limit: int) -> tuple[Summary, ...]:
         """Return the newest runs of commits that begin with these hex digits, newest first."""
         begins = func.substr(RUNS.c.commit_id, 1, len(prefix)) == prefix
-        # What an older version wrote has no column; of the others few have the digits, in quotes, in their summary.
+        # Runs stored by an older version have no column; few of the others have the digits, in quotes, in their
+        # summary.
         is_quoted = and_(RUNS.c.commit_id.is_(None), RUNS.c.summary_json.like(f'%"commit":"{prefix}%'))
         candidates = self._summaries(_NEWEST.where(or_(begins, is_quoted)).limit(limit))
         return tuple(
@@ -265,7 +268,7 @@ class History:
         )
 
     def machine(self, run: str) -> Machine | None:
-        """Return the machine that the run with this id ran on; None where the run is unknown."""
+        """Return the machine that the run with this id ran on; None if the run is unknown."""
         with saying(self._url), self._engine.begin() as connection:
             document = connection.scalar(select(RUNS.c.machine_json).where(RUNS.c.id == run))
         return None if document is None else msgspec.json.decode(document, type=Machine)
@@ -277,24 +280,24 @@ class History:
         return known if ids is None else known.intersection(ids)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
-        """Return how many runs there are of each strategy and outcome."""
-        counted = select(RUNS.c.strategy, RUNS.c.outcome, func.count()).group_by(RUNS.c.strategy, RUNS.c.outcome)
+        """Return the number of runs with each strategy and outcome."""
+        query = select(RUNS.c.strategy, RUNS.c.outcome, func.count()).group_by(RUNS.c.strategy, RUNS.c.outcome)
         with saying(self._url), self._engine.begin() as connection:
-            return {(strategy, outcome): number for strategy, outcome, number in connection.execute(counted)}
+            return {(strategy, outcome): number for strategy, outcome, number in connection.execute(query)}
 
     def extent(self) -> tuple[int, int | None]:
-        """Return how many runs there are, and when the newest began; this takes a tenth of what `outcomes` takes."""
+        """Return the number of runs and when the newest began; this takes a tenth of the time of `outcomes`."""
         with saying(self._url), self._engine.begin() as connection:
             number, newest_ns = connection.execute(select(func.count(), func.max(RUNS.c.started_ns))).one()
             return number, newest_ns
 
     def folders(self) -> dict[str, str]:
-        """Return the folder of each run, by the run's id."""
+        """Return the folder of each run, by id."""
         with saying(self._url), self._engine.begin() as connection:
             return {row.id: row.folder for row in connection.execute(select(RUNS.c.id, RUNS.c.folder))}
 
     def forget(self, run: str) -> None:
-        """Delete the run with all that is kept of it; nothing happens where it is unknown."""
+        """Delete the run and everything stored about it; do nothing if it is unknown."""
         with saying(self._url), self._engine.begin() as connection:
             connection.execute(delete(RUNS).where(RUNS.c.id == run))
 
@@ -311,7 +314,7 @@ class History:
             )
 
     def baselines(self, key: str, hardware: str, limit: int) -> tuple[Summary, ...]:
-        """Return the runs that ended well with this case key on this hardware, newest first; no reruns of the gate."""
+        """Return the runs that ended well with this case key on this hardware, newest first, without reruns."""
         is_own = or_(RUNS.c.is_rerun.is_(None), RUNS.c.is_rerun == 0)
         is_like = (RUNS.c.key == key, RUNS.c.hardware == hardware, RUNS.c.outcome == "done", is_own)
         return self._summaries(_NEWEST.where(*is_like).limit(limit))
@@ -337,20 +340,20 @@ def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summar
 
 
 def check_store(url: str | None) -> None:
-    """Refuse a store that a run could not keep its results in; make and change nothing. url: see `History`.
+    """Refuse a store that could not store a run's results; create and change nothing. url: see `History`.
 
-    A run begins without a store that is down for now, so that is not refused.
+    A run can begin while the store is down, so that is not refused.
 
     Raises:
-        Misuse, InfrastructureFailed: as `History`, where it is opened to be written.
+        Misuse, InfrastructureFailed: as from a writable `History`.
     """
     with suppress(NoStoreYet, OlderStore, StoreGone), History(url, writable=False, is_glance=True):
-        pass  # One that does not exist yet is made, and an older one is migrated, by the run.
+        pass  # The run creates a missing store and migrates an older one.
     check_writable(parse_url(url or default_url()))
 
 
 def _quoted(name: str) -> str:
-    """Return the name as JSON has it, in a pattern of LIKE."""
+    """Return the name as JSON, escaped for a LIKE pattern."""
     text = msgspec.json.encode(name).decode()
     for letter in "\\%_":
         text = text.replace(letter, f"\\{letter}")
@@ -363,7 +366,7 @@ def _end_of_day(day: str, text: str) -> int:
         begin = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
         return (int(begin.timestamp()) + 86_400) * 10**9
     except (ValueError, OverflowError):
-        raise Misuse(f'{text}: "{day}" is no day; write NAME@YEAR-MONTH-DAY, for example llama@2026-11-20') from None
+        raise Misuse(f'{text}: "{day}" is not a day; write NAME@YEAR-MONTH-DAY, for example llama@2026-11-20') from None
 
 
 def _is_finite(*values: float | None) -> bool:

@@ -1,12 +1,12 @@
 """Links of a run's interconnect, from earlier sweeps of collectives: inside a node, and across nodes.
 
-A sweep is placed by the nodes that its run had. Both levels are measured with all ranks of a node at once: a sweep with
-one rank a node sees one network card of several, and counts only for runs that also have one rank a node. Each level is
-fitted apart, and on each level each collective that was swept: a library copies and adds on its way, so that each
-reaches another share of the same wires. A collective that was not swept has the link of all_reduce. Where all_reduce
-measures alike on both levels, both have its link across nodes. They stay two levels all the same: groups that leave a
-node at once share its link, and a ring over all ranks cannot tell how much more it may carry.
-Not covered: more than two levels, such as racks, or a domain of NVLink that spans nodes and is smaller than the run.
+The nodes of a sweep's run decide its level. Both levels are measured with all ranks of a node at once: a sweep with one
+rank per node uses one of several network cards, and counts only for runs that also have one rank per node. Each level
+is fitted separately, and on each level each swept collective, because a library copies and adds on the way, so that
+each collective reaches another share of the same wires. A collective that was not swept uses the link of all_reduce. If
+all_reduce is equally fast on both levels, both use its link across nodes. They remain two levels: groups that leave a
+node at the same time share its link, and a ring over all ranks cannot show how much more it can carry.
+Not covered: more than two levels, for example racks, or an NVLink domain that spans nodes and is smaller than the run.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from workloads.cost_models.interconnect import (
 from workloads.cost_models.terms import Collective
 
 PROBES = ("collectives", "all_reduce")
-"""Probes that sweep an all_reduce, and so can give a link."""
+"""Probes that sweep an all_reduce, so that they can give a link."""
 LOOKED_THROUGH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLinks:
-    """The interconnect of a run's ranks. basis: the runs that measured it and what they measured, for people.
+    """The interconnect of a run's ranks. basis: the runs that measured it and their results, in words.
 
-    sweeps: the runs that gave the links that the run's transfers take, those inside a node first, each once.
+    sweeps: the unique runs that gave the links of the run's transfers, links inside a node first.
     """
 
     interconnect: Interconnect
@@ -61,11 +61,11 @@ class _Fit:
 
 
 _Fits = Mapping[Collective, _Fit]
-"""Of one level, by collective; that of all_reduce first, where there is one."""
+"""Fits of one level, by collective; all_reduce is first, if present."""
 
 
 class Placed(Protocol):
-    """What is asked of a run, or of a case that has not run yet. hardware: as `Summary` has it."""
+    """The needed part of a run, or of a case that has not run yet. hardware: as in `Summary`."""
 
     @property
     def case(self) -> Case: ...
@@ -75,7 +75,7 @@ class Placed(Protocol):
 
 
 class Runs(Protocol):
-    """Where runs are looked for: the history, or none at all."""
+    """Where runs are searched: the history, or nothing."""
 
     def runs(self, limit: int, *, strategy: str | None = None) -> Sequence[Summary]:
         """Return the newest runs of a strategy, newest first."""
@@ -83,19 +83,19 @@ class Runs(Protocol):
 
 
 class NoRuns:
-    """A history that was not begun."""
+    """A history that does not exist yet."""
 
     def runs(self, limit: int, *, strategy: str | None = None) -> Sequence[Summary]:
-        """Return none."""
+        """Return no runs."""
         return ()
 
 
 def find_links(summary: Placed, history: Runs) -> MeasuredLinks | Absent:
     """Return the links between the run's ranks by level and collective, each from the newest sweep; absent without any.
 
-    A level that no sweep measured has the reason in place of its link. The sweep inside a node has as many ranks as the
-    run has on a node. The sweep across nodes also has as many on each node, and of those one over as many nodes as the
-    run is preferred, then one over most.
+    A level that no sweep measured has a reason instead of a link. The sweep inside a node must have as many ranks as
+    the run has on a node. The sweep across nodes must have the same number per node; a sweep over as many nodes as the
+    run is preferred, then one over the most nodes.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -110,7 +110,7 @@ def find_links(summary: Placed, history: Runs) -> MeasuredLinks | Absent:
     needed = _needed(case)
     no_inside = _no_sweep(summary, needed["node"], nodes=1)
     no_across = _no_sweep(summary, needed["cluster"], nodes=2, alike=alike)
-    if case.nodes == 1 or local == 1:  # There is nothing across nodes, or nothing inside one.
+    if case.nodes == 1 or local == 1:  # Only one of the levels exists.
         only, missing = (inside, no_inside) if case.nodes == 1 else (across, no_across)
         if not only:
             return missing
@@ -137,7 +137,7 @@ def find_links(summary: Placed, history: Runs) -> MeasuredLinks | Absent:
 
 
 def _needed(case: Case) -> dict[str, list[Collective]]:
-    """Return the collectives of the case that cross each level, each once."""
+    """Return the unique collectives of the case that cross each level."""
     unknown, spec = Absent(reason="not looked up"), case.spec()
     node = NetworkLevel(name="node", ranks=case.ranks // case.nodes, link=unknown)
     cluster = NetworkLevel(name="cluster", ranks=case.ranks, link=unknown)
@@ -165,11 +165,11 @@ def _measured(
     *,
     is_alike: bool = False,
 ) -> MeasuredLinks:
-    """Return what was measured of the levels. is_alike: all_reduce takes as long on both."""
+    """Return the measured links of the levels. is_alike: all_reduce is equally fast on both."""
     first = [(level, fits, next(iter(fits.values()))) for level, fits in levels if fits]
     words = [_words(level, fits, fit, needed) for level, fits, fit in first]
     alike = ": alike within their intervals, so one link for both levels" if is_alike else ""
-    used = {
+    sweeps = {
         fit.run.run: fit.run
         for _, fits, first_fit in first
         for fit in [fits.get(each, first_fit) for each in needed[_level_of(first_fit)]] or [first_fit]
@@ -177,7 +177,7 @@ def _measured(
     return MeasuredLinks(
         interconnect=Interconnect(levels=tuple(level for level, _ in levels)),
         basis=", and ".join(words) + alike,
-        sweeps=tuple(used.values()),
+        sweeps=tuple(sweeps.values()),
     )
 
 
@@ -186,7 +186,7 @@ def _level_of(fit: _Fit) -> str:
 
 
 def _words(level: NetworkLevel, fits: _Fits, first: _Fit, needed: Mapping[str, Sequence[Collective]]) -> str:
-    """Return a level's link and its run, and the links of the collectives that the case needs, for people.
+    """Return, in words, a level's link and its run, and the links of the collectives that the case needs.
 
     Example: "4.1 GB/s (all_gather 2.5 GB/s; send as all_reduce, not fitted) inside a node, all 8 ranks at once (r7)".
     """
@@ -213,9 +213,9 @@ def _gigabytes(link: Link) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandwidthSpread:
-    """The lowest and the highest bandwidth of any trial, as shares of the newest sweep's in its setting.
+    """The lowest and the highest bandwidth of any trial, as shares of the newest sweep's bandwidth in its setting.
 
-    runs, trials: how many there are.
+    runs, trials: numbers of both.
     """
 
     low: float
@@ -225,10 +225,10 @@ class BandwidthSpread:
 
 
 def bandwidth_spread(place: Placed, history: Runs) -> BandwidthSpread | None:
-    """Return how the bandwidths scatter of what the run sends, over sweeps of its hardware and backend; None without.
+    """Return the spread of bandwidths of what the run sends, over sweeps on its hardware and backend; None without any.
 
-    For a collective that was not swept all_reduce stands in, or where that was not swept either, another one.
-    Sweeps are compared with others of the same collective on as many ranks and nodes only.
+    all_reduce stands in for a collective that was not swept; if it was not swept either, another one does. Sweeps are
+    compared only with others of the same collective on equal numbers of ranks and nodes.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -249,7 +249,7 @@ def bandwidth_spread(place: Placed, history: Runs) -> BandwidthSpread | None:
 
 
 def _shares(collective: Collective, sweeps: Sequence[Summary]) -> dict[str, list[float]]:
-    """Return by run the bandwidth of each trial and their median, as shares of the newest run's in its setting."""
+    """Return the bandwidth of each trial and their median, by run, as shares of the newest run's in its setting."""
     newest: dict[tuple[int, int], float] = {}
     shares = {}
     for run in sweeps:
@@ -261,7 +261,7 @@ def _shares(collective: Collective, sweeps: Sequence[Summary]) -> dict[str, list
 
 
 def placement_words(case: Case) -> str:
-    """Return where a sweep ran, for people: "inside a node, all 8 ranks at once", "across 2 nodes, 1 rank of each"."""
+    """Return in words where a sweep ran: "inside a node, all 8 ranks at once", "across 2 nodes, 1 rank of each"."""
     local = case.ranks // case.nodes
     if case.nodes == 1:
         return f"inside a node, all {local} ranks at once"
@@ -270,7 +270,7 @@ def placement_words(case: Case) -> str:
 
 
 def sweep_runs(history: Runs) -> list[str]:
-    """Return the runs that give links, the newest of each setting.
+    """Return the runs that give links, the newest run of each setting.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -284,14 +284,14 @@ def sweep_runs(history: Runs) -> list[str]:
 
 
 def done_sweeps(history: Runs) -> list[Summary]:
-    """Return the probes' runs that ended well, newest first."""
+    """Return the probe runs that ended well, newest first."""
     candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
-    done = [run for run in candidates if run.outcome == "done"]
-    return sorted(done, key=lambda run: run.started_ns, reverse=True)
+    sweeps = [run for run in candidates if run.outcome == "done"]
+    return sorted(sweeps, key=lambda run: run.started_ns, reverse=True)
 
 
 def _newest(sweeps: Sequence[Summary]) -> dict[Collective, _Fit]:
-    """Return the newest link of each collective, all_reduce's first. sweeps: newest first."""
+    """Return the newest link of each collective, all_reduce first. sweeps: newest first."""
     fits: dict[Collective, _Fit] = {}
     for run in sweeps:
         for collective, link in links_by(run.estimates).items():
@@ -311,7 +311,7 @@ def _across(sweeps: Sequence[Summary], case: Case) -> dict[Collective, _Fit]:
 def _no_sweep(
     summary: Placed, collectives: Sequence[Collective], *, nodes: int, alike: Sequence[Summary] = ()
 ) -> Absent:
-    """Return why a level has no link, and the command that measures it. collectives: those that need it."""
+    """Return why a level has no link, and the command that measures it. collectives: those that need the link."""
     local = summary.case.ranks // summary.case.nodes
     where = "" if nodes == 1 and summary.case.nodes == 1 else " inside a node" if nodes == 1 else " across nodes"
     each = "" if nodes == 1 else " of each"
@@ -340,8 +340,8 @@ _METRICS = (RUN_LINK_LATENCY_SECONDS, RUN_LINK_BANDWIDTH)
 
 
 def _figures(run: Summary, metric_name: str, collective: Collective) -> Estimate | None:
-    wanted = (metric_name, {"collective": collective})
-    return next((each for each in run.estimates if (each.metric, each.labels) == wanted), None)
+    key = (metric_name, {"collective": collective})
+    return next((each for each in run.estimates if (each.metric, each.labels) == key), None)
 
 
 def _overlap(first: Estimate, second: Estimate) -> bool:
@@ -354,12 +354,12 @@ def _overlap(first: Estimate, second: Estimate) -> bool:
 
 
 def _node_link(across: _Fit, inside: _Fits) -> Link:
-    """Return the link of a node, as a collective over all ranks of several nodes shows it.
+    """Return the link of a node, as seen by a collective over all ranks of several nodes.
 
-    The sweep's link is that of a rank. Its bandwidth becomes the node's by what the node passes for each byte of the
-    rank: as much in a ring, which leaves each node once; in an all_to_all on 2 nodes of 8 ranks 64 / 15 times as much.
-    The latency of a ring is the mean of its hops, of which one for each node is between nodes: on 2 nodes of 8 ranks 14
-    hops inside and 2 across.
+    The sweep's link is that of a rank. Its bandwidth becomes the node's by the number of bytes that the node passes for
+    each byte of the rank: the same number for a ring, which leaves each node once; 64 / 15 times as many for an
+    all_to_all on 2 nodes of 8 ranks. The latency of a ring is the mean over its hops, of which one per node is between
+    nodes: on 2 nodes of 8 ranks, 14 hops are inside nodes and 2 across.
     """
     case, collective = across.run.case, across.collective
     byte_s, _ = _crossing_s(collective, case, Link(bandwidth_bytes_per_second=1.0))
@@ -377,7 +377,7 @@ def _node_link(across: _Fit, inside: _Fits) -> Link:
 
 
 def _crossing_s(collective: Collective, case: Case, link: Link) -> tuple[float, float]:
-    """Return the time of a byte, and of a call without bytes, over all ranks of a run where only nodes' links count."""
+    """Return the times of a byte and of an empty call over all ranks of a run if only links across nodes count."""
     free = NetworkLevel(name="node", ranks=case.ranks // case.nodes, link=Link(bandwidth_bytes_per_second=inf))
     levels = Interconnect(levels=(free, NetworkLevel(name="cluster", ranks=case.ranks, link=link)))
     axis = MeshAxis(size=case.ranks)

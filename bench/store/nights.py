@@ -1,4 +1,4 @@
-"""The nights of a series: its runs by the day on which they began, and the noise of one figure over them."""
+"""The nights of a series: its runs by the day on which they began, and the noise of a figure over these nights."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ _DAY_NS = 86_400 * 10**9
 
 
 def is_of_a_night(run: Summary) -> bool:
-    """Return whether a run counts as a night's: one of a suite and no rerun of the gate, or one that is not ad hoc."""
+    """Whether a run counts as a night's: a suite's run that is no rerun of the gate, or a run that is not ad hoc."""
     member = run.purpose.member
     if member is not None:
-        return not member.is_rerun  # Those are chosen by what they would show.
+        return not member.is_rerun  # Reruns are a biased selection.
     return not why_ad_hoc(run.case, run.purpose)
 
 
 def day_of(run: Summary) -> int:
-    """Return the day (UTC) on which a run began, counted since 1970."""
+    """Return the UTC day on which a run began, counted since 1970."""
     return run.started_ns // _DAY_NS
 
 
 def nights_of(case: Case, runs: Iterable[Summary]) -> list[list[Summary]]:
-    """Return the runs of a series by the day (UTC) on which they began, oldest first.
+    """Return the runs of a series by the UTC day on which they began, oldest first.
 
-    Counted are those of a night with as many steps as the case has: more steps have less noise. A watched run is as
-    long as its program.
-    runs: of the case's key on one hardware.
+    Only runs of a night with as many steps as the case count, because more steps have less noise; a watched run may
+    have any number of steps. runs: of the case's key on one hardware.
     """
     days: dict[int, list[Summary]] = {}
     for run in runs:
@@ -58,7 +57,7 @@ def noise_over(
 
 
 def trials_of(runs: Iterable[Summary], wanted: Estimate) -> list[tuple[float, ...]]:
-    """Return the trials of one figure in each of these runs that has it."""
+    """Return the trials of one figure, for each of these runs that has it."""
     return [figure.trials for run in runs for figure in run.estimates if figure.is_same_as(wanted)]
 
 

@@ -1,9 +1,9 @@
-"""How far the prediction that was stored before a run was off, part by part.
+"""Errors of the prediction that was stored before a run, part by part.
 
-`bench.analysis.prediction.scoring.before_run` makes it. Errors: the step is the run's median step, and parts of it are
-the shares of traced steps, taken of that step. In a pipeline, traced communication includes the wait for a stage that
-still computes, so its parts come from the timed bubble: what messages add is exposed communication, and the rest is
-compared with the predicted bubble.
+`bench.analysis.prediction.scoring.before_run` makes the prediction. Measured values: the step is the run's median step,
+and its parts are the shares of traced steps times that step. In a pipeline, traced communication includes the wait for
+a stage that still computes, so its parts come from the timed bubble: the part that messages add is exposed
+communication, and the rest is compared with the predicted bubble.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from collectors.metrics import results
 from collectors.metrics.metric import Metric
 
 MODEL_VERSION = 2
-"""Raised when the same history and case get another prediction, so that errors of two models are never mixed.
+"""Increased when the same history and case get a different prediction, so that errors of two models are never mixed.
 
-1: FLOPs at the highest ceiling and exposed communication, without the optimizer. 2: `observatory predict`'s step.
+1: FLOPs at the highest ceiling and exposed communication, without the optimizer. 2: the step of `observatory predict`.
 """
 COVERAGE = 0.8
-"""Share of runs whose measured step the range should hold, at the least."""
+"""Least share of runs whose measured step should lie within the range."""
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "other", "total")
 
 Part: TypeAlias = Literal["step", "memory", "exposed communication", "bubble"]
-"""What predictions are scored by."""
+"""Parts for which predictions are scored."""
 PARTS: tuple[Part, ...] = ("step", "memory", "exposed communication", "bubble")
 _MESSAGES = ("transfer", "message")
-"""The parts of a bubble that communication adds."""
+"""Parts of a bubble that communication adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartError:
-    """A part of a prediction. predicted, measured: in its unit; None where it is absent.
+    """A part of a prediction. predicted, measured: in its unit; None if absent.
 
-    of: what the error is relative to: the measured part itself, or the measured step for parts that may be near 0.
-    is_inside: whether the interval of the prediction holds the measured value; None without an interval.
-    why_absent: why nothing was predicted.
+    of: the reference of the error: the measured part itself, or the measured step for parts that may be near 0.
+    is_inside: whether the interval of the prediction contains the measured value; None without an interval. why_absent:
+    why nothing was predicted.
     """
 
     name: str
@@ -54,16 +54,16 @@ class PartError:
 
     @property
     def error(self) -> float | None:
-        """(predicted - measured) / of: above 0 where too much was predicted; None where a side is absent."""
+        """(predicted - measured) / of: positive if too much was predicted; None if a side is absent."""
         if self.predicted is None or self.measured is None or not self.of:
             return None
         return (self.predicted - self.measured) / self.of
 
 
 def errors_of(summary: Summary) -> tuple[PartError, ...]:
-    """Return the parts of the run's prediction, with what was measured; empty where none was stored, or no trial done.
+    """Return the parts of the run's prediction with their measured values; empty without a prediction or a trial.
 
-    Times first, then memory. Parts that were neither predicted nor measured are left out.
+    Times come first, then memory. Parts that were neither predicted nor measured are left out.
     """
     if summary.prediction is None or not summary.trials_done:
         return ()
@@ -118,7 +118,7 @@ def _times(summary: Summary) -> Iterator[PartError]:
 
 
 def _predicted(stored: StoredPrediction, field: str) -> float | None:
-    """Return a predicted part; computing with the optimizer, whose kernels a trace counts as computing."""
+    """Return a predicted part; computing includes the optimizer, whose kernels a trace counts as computing."""
     seconds: float | None = getattr(stored, field)
     if field == "compute_s" and seconds is not None and stored.optimizer_s is not None:
         return seconds + stored.optimizer_s
@@ -126,9 +126,9 @@ def _predicted(stored: StoredPrediction, field: str) -> float | None:
 
 
 def _exposed(summary: Summary) -> float | None:
-    """Return the share of the step in which communication alone runs; None where it cannot be told from waiting.
+    """Return the share of the step in which only communication runs; None if it cannot be separated from waiting.
 
-    Of a pipeline, only where its stages are all that communicates.
+    For a pipeline, this is possible only if nothing but its stages communicates.
     """
     case = summary.case
     if case.spec().pipeline(case) is None:
@@ -141,7 +141,7 @@ def _exposed(summary: Summary) -> float | None:
 
 
 def _bubble(summary: Summary) -> float | None:
-    """Return the share of the step that is bubble for other reasons than messages."""
+    """Return the share of the step that is bubble for reasons other than messages."""
     whole = _median(summary, results.RUN_BUBBLE_RATIO, account="measured")
     parts = [_median(summary, results.RUN_BUBBLE_PART_RATIO, part=part) for part in _MESSAGES]
     known = [part for part in parts if part is not None]
@@ -157,7 +157,7 @@ def _memory(summary: Summary) -> Iterator[PartError]:
         yield PartError(
             name=f"memory: {part}",
             unit="bytes",
-            predicted=predicted or None,  # A part of no bytes is left out, as it is of the measured ones.
+            predicted=predicted or None,  # Parts of 0 bytes are left out, as in the measured ones.
             measured=measured,
             of=measured,
             why_absent=stored.absent.get(part),

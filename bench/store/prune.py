@@ -1,7 +1,7 @@
-"""Deletes folders of runs by age and size, and of suite runs with their last run; never what a baseline needs.
+"""Delete folders of runs by age and size, and folders of suite runs with their last run; keep what a baseline needs.
 
-The history keeps the results of a run whose folder is gone, unless asked otherwise, and always the records of suite
-runs, which are counted over all time.
+By default the history keeps the results of deleted runs. It always keeps the records of suite runs, which are counted
+over all time.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from bench.store.summary import Summary
 from collectors.files import NotOurs, in_words, is_ours, open_folder
 
 SUITES = "suites"
-"""The folder of suite runs, in the folder of runs."""
+"""Name of the folder of suite runs, within the folder of runs."""
 LEDGER = "ledger.jsonl"
-"""The file of a suite run that is locked while the suite runs."""
+"""File of a suite run that is locked while the suite runs."""
 MOST_RUNS = 1_000_000
 Kind = Literal["run", "suite run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What may stay. older_than_s: delete what ended longer ago. keep_bytes: then delete the oldest until this is left.
+    """Limits of a prune.
 
+    older_than_s: delete runs that ended longer ago. keep_bytes: then delete the oldest runs until this much is left.
     keep: ids of runs that stay in any case.
     """
 
@@ -49,10 +50,10 @@ class Limits:
 
 @dataclass(slots=True, kw_only=True)
 class Folder:
-    """The folder of a run or of a suite run, and what is to become of it.
+    """The folder of a run or of a suite run, and whether it is deleted.
 
-    ended_ns: Unix time of its end; None where it is unknown. suite_run: the one that a run belongs to.
-    stays: why it stays whatever the limits say. goes: why it is deleted. is_young: --older-than does not reach it.
+    ended_ns: Unix time of its end; None if unknown. suite_run: the suite run that a run belongs to. stays: why it stays
+    regardless of the limits. goes: why it is deleted. is_young: --older-than does not reach it.
     """
 
     kind: Kind
@@ -66,24 +67,24 @@ class Folder:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it goes."""
+        """Whether the folder is deleted."""
         return self.goes is not None
 
     @property
     def is_needed(self) -> bool:
-        """Whether it stays whatever the limits say."""
+        """Whether it stays regardless of the limits."""
         return self.goes is None and self.stays is not None
 
     @property
     def reason(self) -> str:
-        """Why it goes, or why it stays."""
-        within = "it ended after --older-than" if self.is_young else "--keep-bytes has room for it"
+        """Why it is deleted, or why it stays."""
+        within = "it is younger than --older-than" if self.is_young else "--keep-bytes has room for it"
         return self.goes or self.stays or within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunePlan:
-    """What a prune deletes and what stays. leftovers: of an earlier prune that did not come to its end."""
+    """What a prune deletes and what stays. leftovers: of an earlier prune that did not finish."""
 
     folders: tuple[Folder, ...]
     leftovers: tuple[Path, ...]
@@ -99,15 +100,15 @@ class PrunePlan:
         return tuple(folder for folder in self.folders if not folder.is_deleted)
 
 
-# What goes and what stays
+# What is deleted and what stays
 
 
 @dataclass(slots=True, kw_only=True)
 class _Decision:
     """The choice among the runs of a folder.
 
-    runs, suites: by their names, oldest first. dependents: of a baseline, those of its runs that are not deleted.
-    members: how many runs of each suite run are left. left_bytes: what is left of all.
+    runs, suites: by name, oldest first. dependents: for each baseline, its runs that are not deleted. members: number
+    of runs left in each suite run. left_bytes: size of everything that is left.
     """
 
     runs: dict[str, Folder]
@@ -121,13 +122,13 @@ class _Decision:
         self.left_bytes = sum(folder.size_bytes for folder in (*self.runs.values(), *self.suites.values()))
 
     def needed_by(self, name: str) -> str | None:
-        """Return a run that stays and whose scaling has this one as its baseline."""
+        """Return a run that stays and has this run as the baseline of its scaling."""
         return min(self.dependents.get(name, ()), default=None)
 
     def let_go(self, names: Iterable[str], reason: str, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Mark these runs as deleted until it is enough; a baseline only when no run needs it any more.
 
-        A baseline is mostly older than the runs that need it, so that those that could not go are tried again.
+        A baseline is usually older than the runs that need it, so runs that could not be deleted are tried again.
         """
         candidates = [name for name in names if self.runs[name].stays is None and self.runs[name].goes is None]
         has_gone = True
@@ -142,7 +143,7 @@ class _Decision:
                     has_gone = True
 
     def let_go_suite(self, name: str) -> None:
-        """Mark a suite run as deleted if none of its runs is left, and nothing else says that it stays."""
+        """Mark a suite run as deleted if none of its runs is left and no other reason keeps it."""
         suite = self.suites.get(name)
         if suite is not None and suite.stays is None and suite.goes is None and not self.members[name]:
             suite.goes = "none of its runs is left"
@@ -160,14 +161,14 @@ class _Decision:
 
 
 def plan(runs: Path, history: History | None, limits: Limits, *, now_ns: int) -> PrunePlan:
-    """Decide what of a folder of runs goes.
+    """Decide what to delete from a folder of runs.
 
-    Never a run that goes on; that is named in `limits`; that the history lacks; that is the newest of its series that
-    ended well, the baseline of a run that stays, or gives a ceiling or a link; or that is of a suite run which can be
-    resumed. history: None where there is none yet.
+    The following runs always stay: active runs; runs that `limits` names; runs that the history lacks; the newest good
+    run of each series; baselines of runs that stay; runs that give a ceiling or a link; and runs of a suite run that
+    can be resumed. history: None if there is none yet.
 
     Raises:
-        Misuse: the history holds what a newer version wrote.
+        Misuse: the history has records that a newer version wrote.
         InfrastructureFailed: the folder or the history cannot be read.
     """
     runs = runs.absolute()
@@ -208,21 +209,21 @@ def plan(runs: Path, history: History | None, limits: Limits, *, now_ns: int) ->
 
 
 def _decide(decision: _Decision, limits: Limits, now_ns: int, had_runs: Collection[str]) -> None:
-    """Let go by age, then by size. had_runs: suite runs of which the history knows runs."""
+    """Mark by age, then by size. had_runs: suite runs of which the history has runs."""
     if (age_s := limits.older_than_s) is not None:
         for folder in (*decision.runs.values(), *decision.suites.values()):
             folder.is_young = folder.ended_ns is None or now_ns - folder.ended_ns <= age_s * 1e9
         old = [name for name, run in decision.runs.items() if not run.is_young]
-        decision.let_go(old, "it ended before --older-than")
+        decision.let_go(old, "it is older than --older-than")
     for name, suite in decision.suites.items():
         if name in had_runs or (limits.older_than_s is not None and not suite.is_young):
             decision.let_go_suite(name)
     if (most := limits.keep_bytes) is not None:
-        decision.let_go(decision.runs, "without it --keep-bytes holds", lambda: decision.left_bytes <= most)
+        decision.let_go(decision.runs, "--keep-bytes has no room for it", lambda: decision.left_bytes <= most)
 
 
 def _say_who_needs(decision: _Decision) -> None:
-    """Say of what is left by which runs it is needed."""
+    """Set the reason of folders that are needed by runs that stay."""
     for name, run in decision.runs.items():
         if run.stays is None and (dependent := decision.needed_by(name)) is not None:
             run.stays = f"it is the baseline of {dependent}, which stays"
@@ -232,7 +233,7 @@ def _say_who_needs(decision: _Decision) -> None:
 
 
 def _run(path: Path, summaries: Mapping[str, Summary]) -> Folder:
-    """Return a run's folder, and why it stays if its own files say so."""
+    """Return a run's folder, with a reason to stay if its own files give one."""
     candidate = Folder(kind="run", path=path, size_bytes=_size(path))
     try:
         file = case_file(path)
@@ -253,7 +254,7 @@ def _run(path: Path, summaries: Mapping[str, Summary]) -> Folder:
 
 
 def _unreported(path: Path) -> Folder:
-    """Return the folder of a watched command of which no process reported: no history has it, and nobody needs it."""
+    """Return the folder of a watched command without any process's report: no history has it, nobody needs it."""
     candidate = Folder(kind="run", path=path, size_bytes=_size(path))
     if is_running(path):
         candidate.stays = "it is active"
@@ -277,7 +278,7 @@ def _suite(path: Path, unfinished: Collection[str], records: Mapping[str, SuiteR
 
 
 def _unfinished(records: Sequence[SuiteRecord]) -> frozenset[str]:
-    """Return the suite runs that somebody may resume: not ended, and their suite not begun anew since."""
+    """Return the suite runs that somebody may resume: they have not ended, and no later run of their suite began."""
     newest_ns: dict[str, int] = {}
     for record in records:
         newest_ns[record.suite] = max(record.started_ns, newest_ns.get(record.suite, 0))
@@ -298,7 +299,7 @@ def _newest_of_series(summaries: Sequence[Summary]) -> frozenset[str]:
 
 
 def _dependents(summaries: Sequence[Summary], runs: Path, folders: Collection[str]) -> dict[str, set[str]]:
-    """Return the runs that were compared with each baseline. A run whose folder is gone needs none."""
+    """Return the runs that were compared with each baseline. A run whose folder is gone needs no baseline."""
     dependents: dict[str, set[str]] = {}
     for summary in summaries:
         if summary.run in folders or Path(summary.folder).parent != runs:
@@ -320,12 +321,12 @@ def _leftovers(place: Path) -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether it is a folder of this user's: what belongs to others is theirs to delete."""
+    """Whether it is a folder of this user: folders of others are theirs to delete."""
     return is_ours(path) and path.is_dir()
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of the files in a folder; what is deleted meanwhile, or not ours to read, counts nothing."""
+    """Return the size of the files in a folder; files that disappear or are unreadable do not count."""
     size_bytes = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -345,14 +346,14 @@ def carry_out(
     plan: PrunePlan,
     *,
     forget: Callable[[str], object] | None = None,
-    remove: Callable[[Path], object] = shutil.rmtree,  # It follows no links.
+    remove: Callable[[Path], object] = shutil.rmtree,  # Follows no links.
 ) -> tuple[tuple[Folder, ...], tuple[str, ...]]:
-    """Delete what the plan says; return what was deleted, and a line for each folder that could not be.
+    """Delete what the plan says; return the deleted folders, and a line for each folder that could not be deleted.
 
-    A folder gets a name that is no run's before anything in it is deleted, so that whoever dies meanwhile leaves no
-    half of a run behind. A run that has begun to go on since the plan was made stays.
+    Before anything in a folder is deleted, the folder gets a name that no run has, so that a process that dies in
+    between leaves no half run behind. A run that has been resumed since the plan was made stays.
 
-    forget: deletes a run's results from the history. remove: deletes a folder with all that is in it.
+    forget: deletes a run's results from the history. remove: deletes a folder with all its content.
     """
     problems: list[str] = []
     gone: list[Folder] = []
@@ -385,12 +386,12 @@ def carry_out(
 
 
 def _set_aside(path: Path) -> Path:
-    """Give a folder of ours the name of one that is being deleted; return its new path."""
+    """Rename one of our folders to mark it as being deleted; return its new path."""
     pruned = path.with_name(f"{PRUNED}{path.name}")
     fd = open_folder(path)
     try:
         path.rename(pruned)
-        if not os.path.samestat(os.fstat(fd), pruned.lstat()):  # Another put something else there meanwhile.
+        if not os.path.samestat(os.fstat(fd), pruned.lstat()):  # Somebody else replaced the folder.
             raise NotOurs(errno.EPERM, "it was replaced by another folder meanwhile", str(path))
     finally:
         os.close(fd)
@@ -398,7 +399,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def _lock(folder: Path, stack: ExitStack) -> bool:
-    """Lock a folder, and the ledger in it, until the stack is closed; return whether nobody else has them locked."""
+    """Lock a folder, and the ledger in it, until the stack is closed; return False if somebody else holds a lock."""
     for path in (folder, folder / LEDGER):
         if path.exists():
             lock = lock_folder(path)

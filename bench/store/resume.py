@@ -1,4 +1,4 @@
-"""Going on with a run whose runner or agent died: its complete trials stay, what an incomplete one wrote is cut."""
+"""Continue a run whose runner or agent died: keep its complete trials, and cut what an incomplete one wrote."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from collectors.files import locked, open_folder, open_to_append, open_to_read
 from collectors.sample_log import Ended, Opened
 
 _OPENED, _ENDED = b'{"type":"opened",', b'{"type":"ended",'
-"""How the lines of these records begin."""
+"""Beginnings of the lines of these records."""
 GONE_S = 15.0
-"""How long ranks may outlive their runner: an agent misses it after 8 s, and then ends them."""
+"""How long ranks may outlive their runner: an agent notices its death after 8 s, and then ends them."""
 
 
 def resume(folder: Path, machine: Machine) -> tuple[run_dir.Run, int]:
-    """Lock the run's folder as `run_dir.begin` does; return the run, and how many of its trials are complete.
+    """Lock the run's folder as `run_dir.begin` does; return the run, and the number of its complete trials.
 
-    The complete trials are those before the first in which a rank has no good end. Records and traces of later ones are
-    removed, so that the trials can be measured again; what ranks printed (rank<k>.err) stays. The run's own begin
-    stays, and case.json notes the moment at which it goes on.
+    The complete trials are those before the first trial that some rank did not end well. Records and traces of later
+    trials are removed, so that these can be measured again; what ranks printed (rank<k>.err) stays. The run keeps its
+    own beginning, and case.json records when it continued.
 
-    machine: the one that will measure the rest.
+    machine: the machine that will measure the rest.
 
     Raises:
-        Misuse: the folder holds no run, a process works on it, or its trials were measured by another program, torch or
-            driver or on another hardware, so that they would not belong together.
+        Misuse: the folder has no run, a process works on it, or its trials were measured by another program, torch or
+            driver or on other hardware, so that they would not belong together.
         InfrastructureFailed: the folder cannot be written.
     """
     file = run_dir.case_file(folder)
@@ -51,7 +51,7 @@ def resume(folder: Path, machine: Machine) -> tuple[run_dir.Run, int]:
             check_same_machine(folder, machine)
             logs = [folder / f"rank{rank}.jsonl" for rank in range(file.case.ranks)]
             _wait_until_gone(logs)
-            # What is complete, by the ranks' own accounts, and where in each log it ends.
+            # The complete trials, according to the ranks' own records, and where each log has their ends.
             ends = [_good_ends(log) for log in logs]
             done = next(trial for trial in count() if any(trial not in trials for trials in ends))
             for log, trials in zip(logs, ends, strict=True):
@@ -72,17 +72,17 @@ def resume(folder: Path, machine: Machine) -> tuple[run_dir.Run, int]:
 
 
 def check_same_machine(folder: Path, machine: Machine) -> None:
-    """Refuse a run that was begun on another machine, or by other software: its trials would not belong together.
+    """Refuse a run that began on another machine, or with other software: its trials would not belong together.
 
     Raises:
-        Misuse: with the differences; or the folder holds no run.
+        Misuse: there are differences (the message lists them), or the folder has no run.
     """
     if changes := changes_since(folder, machine):
-        raise Misuse(f"run {run_dir.case_file(folder).run} cannot continue: it was begun with {changes}")
+        raise Misuse(f"run {run_dir.case_file(folder).run} cannot be continued: it began with {changes}")
 
 
 def changes_since(folder: Path, machine: Machine) -> str:
-    """Return in what hardware and software the run's machine differs from this one; "" where it does not.
+    """Return the differences in hardware and software between the run's machine and this one; "" if there are none.
 
     Raises:
         Misuse: the folder holds no run.
@@ -95,11 +95,15 @@ def changes_since(folder: Path, machine: Machine) -> str:
         ("commit", before.commit, machine.commit),
         ("parallel-observatory", before.own_version, machine.own_version),
     )
-    return "; ".join(f"{name} {its or 'unknown'}, now {ours or 'unknown'}" for name, its, ours in pairs if its != ours)
+    return "; ".join(
+        f"{name} {value_before or 'unknown'}, now {value_now or 'unknown'}"
+        for name, value_before, value_now in pairs
+        if value_before != value_now
+    )
 
 
 def _wait_until_gone(logs: Sequence[Path]) -> None:
-    """Wait for ranks of this machine that still write: those of a runner that was killed end some seconds later.
+    """Wait for ranks on this machine that still write: after a runner is killed, its ranks end some seconds later.
 
     Raises:
         Misuse: one of them does not end.
@@ -133,9 +137,9 @@ def _is_alive(opened: Opened) -> bool:
 
 
 def _good_ends(log: Path) -> dict[int, int]:
-    """Return, for each trial that the rank ended well, the number of bytes up to and with the record of its end.
+    """Return, for each trial that the rank ended well, the position in bytes just after the record of its end.
 
-    A log is read by lines, and only ends are decoded: readings are most of it, and do not matter here.
+    The log is read line by line, and only end records are decoded: most of it is readings, which do not matter here.
     """
     ends: dict[int, int] = {}
     position = 0
@@ -152,7 +156,7 @@ def _good_ends(log: Path) -> dict[int, int]:
 
 
 def _note(file: run_dir.CaseFile, folder: Path, trials_done: int) -> int:
-    """Write into case.json that the run goes on now; return the slot that it has from now on."""
+    """Record in case.json that the run continues now; return its new slot."""
     with locked(folder.parent):
         slot = run_dir.free_slot(folder.parent)
         resumed = (*file.resumed, run_dir.Resumed(trials_done=trials_done, time_ns=time.time_ns()))

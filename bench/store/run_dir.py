@@ -1,4 +1,4 @@
-"""The folder of a run: made with its case and machine, locked while the run goes on, read into a Summary afterwards."""
+"""The folder of a run: created with its case and machine, locked while the run is active, later read as a Summary."""
 
 from __future__ import annotations
 
@@ -51,19 +51,18 @@ T = TypeVar("T")
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
-    """A run went on after an interruption, or after a failure of the machine. trials_done: those it had by then."""
+    """A run continued after an interruption or a failure of the machine. trials_done: trials that it had by then."""
 
     trials_done: int
     time_ns: int
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of case.json: the case, and the fault to inject if any.
+    """The content of case.json: the case, and the fault to inject, if any.
 
-    slot: the lowest number that no other running run of the folder had when this one began.
-    store: the store that was to keep the run, None for the user's own history; see `store_name`.
-    purpose: what the run is for. resumed: each time it went on; empty for a run measured in one go.
-    prediction: made before the first trial, and never replaced; see `Summary`.
+    slot: the lowest number that no other active run of the folder had when this one began. store: the store that should
+    receive the run, None for the user's own history; see `store_name`. purpose: what the run is for. resumed: an entry
+    for each time it was continued. prediction: made before the first trial, and never replaced; see `Summary`.
     """
 
     run: str
@@ -82,8 +81,8 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
 class Run:
     """A run in progress.
 
-    slot: tells its live series from those of other runs in the same folder.
-    lock: the file descriptor of the folder's lock; while it is open, the run counts as running.
+    slot: distinguishes its live series from those of other runs in the same folder.
+    lock: the file descriptor of the folder's lock; while it is open, the run counts as active.
     """
 
     id: str
@@ -108,14 +107,14 @@ def begin(
     name: str | None = None,
     prediction: StoredPrediction | None = None,
 ) -> Run:
-    """Make the run's folder with case.json and machine.json.
+    """Create the run's folder with case.json and machine.json.
 
-    name: of the run and its folder, which may exist: a person named it, or it was begun on another node; None for a new
-        one.
+    name: of the run and its folder, which may exist if a person named it or if it began on another node; None for a new
+    name.
 
     Raises:
         Misuse: another process works on the named folder.
-        InfrastructureFailed: the folder cannot be made or written.
+        InfrastructureFailed: the folder cannot be created or written.
     """
     started_ns = time.time_ns()
     is_new = name is None
@@ -130,7 +129,7 @@ def begin(
         if lock is None:
             raise Misuse(f"{lock_holder(folder)} is working on {folder}; name another folder")
         write_json(folder / "machine.json", machine)
-        with locked(folder.parent):  # Held by each process that begins a run here, so that no two take the same slot.
+        with locked(folder.parent):  # Each process that begins a run here takes this lock, so slots are unique.
             slot = free_slot(folder.parent)
             file = CaseFile(
                 run=name,
@@ -151,7 +150,7 @@ def begin(
 
 
 def change_trials(folder: Path, trials: int) -> Case:
-    """Write into the run's case.json that it has so many trials: it needed no more, or goes on; return its case.
+    """Write the number of trials into the run's case.json, after an early end or to continue it; return its case.
 
     Raises:
         InfrastructureFailed: the file cannot be written.
@@ -166,11 +165,11 @@ def change_trials(folder: Path, trials: int) -> Case:
 
 
 def check_place(runs: Path) -> None:
-    """Refuse a folder of runs that could not be made or written; leave nothing there.
+    """Refuse a folder of runs that could not be created or written; leave nothing there.
 
     Raises:
         InfrastructureFailed: with the reason.
-        Misuse: its name is not UTF-8, as messages between the runner and its ranks are.
+        Misuse: its name is not UTF-8, as messages between the runner and its ranks must be.
     """
     if (readable := os.fsencode(runs.absolute()).decode(errors="backslashreplace")) != str(runs.absolute()):
         raise Misuse(
@@ -191,7 +190,7 @@ def check_place(runs: Path) -> None:
 
 
 def store_name(url: str | None) -> str | None:
-    """Return a store's URL without user and password, to write into a file."""
+    """Return a store's URL without user and password, for storing in a file."""
     return None if url is None else redact(url)
 
 
@@ -199,7 +198,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
     """Summarise a run from the files of its folder; complete trials count, however the run ended.
 
     Raises:
-        Misuse: the folder holds no run, or one that a newer version wrote, or of a strategy that this one lacks.
+        Misuse: the folder has no run, or one that a newer version wrote, or one of a strategy that this version lacks.
     """
     if is_watched(folder):
         return _watched(folder, outcome, cause)
@@ -210,14 +209,14 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         raise Misuse(f"{folder} has strategy {case.strategy}, which this version does not have")
     if case.device == "cpu":
         device_name = None
-    else:  # As its driver gives it.
+    else:  # As the driver names it.
         device_name = machine.gpus[0].name if machine.gpus else "a GPU that NVML does not name"
     try:
         results = findings(case, folder, device_name)
     except NewerSchema as error:
         raise Misuse(str(error)) from None
     joined, not_joined = _joined(case, folder, results.trials_done)
-    placement = read_placement(folder)  # The engine of one machine writes none.
+    placement = read_placement(folder)  # The local engine writes none.
     return Summary(
         run=file.run,
         case=case,
@@ -236,7 +235,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         step_spread_ratio=max(results.step_spreads, default=None),
         step_spreads=results.step_spreads,
         hosts=(machine.hostname,) if placement is None else placement.hosts,
-        # A run on the CPU leaves out the nodes' notes: what collectors of GPUs lack does not matter to it.
+        # A run on the CPU leaves out the nodes' notes, because missing GPU collectors do not matter to it.
         notes=(
             *results.notes,
             *not_joined,
@@ -255,7 +254,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
 
 
 def _watched(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -> Summary:
-    """Summarise a watched run. outcome, cause: count where nobody recorded how its command ended."""
+    """Summarise a watched run. outcome, cause: used only if nobody recorded how its command ended."""
     run, machine = read_run(folder), machine_of(folder)
     if run.file.exit_code is not None or run.file.signal is not None:
         outcome, cause = _end_of(run)
@@ -263,7 +262,7 @@ def _watched(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) ->
     return Summary(
         run=run.file.run_id,
         case=run.case,
-        # A runner's node may have no GPU, as a login node.
+        # The runner's node may have no GPU, for example a login node.
         hardware=run.hardware if run.hardware and not machine.gpus else machine.hardware(run.case.device),
         commit=run.file.git_commit,
         torch_version=run.torch,
@@ -286,7 +285,7 @@ def _watched(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) ->
 
 
 def _end_of(run: WatchedRun) -> tuple[TrialOutcome, FailureCause | None]:
-    """Return how a watched run's command ended, and which rank left its steps without a word, where only one did."""
+    """Return how a watched run's command ended, and the rank that stopped without a report, if it is only one."""
     if run.file.exit_code == 0 and run.file.signal is None:
         if run.is_measured:
             return "done", None
@@ -304,12 +303,12 @@ def _end_of(run: WatchedRun) -> tuple[TrialOutcome, FailureCause | None]:
 
 
 def watched_suite(name: str) -> str:
-    """Return the suite under which the gate judges watched runs of this name, each run as a night of one case."""
+    """Return the suite under which the gate judges watched runs with this name; each run is a night of one case."""
     return f"watch-{name}"
 
 
 def settle_watched(folder: Path) -> None:
-    """Write case.json of a watched run, and machine.json where nobody has.
+    """Write case.json of a watched run, and machine.json if it is missing.
 
     Raises:
         Misuse: watch.json cannot be read, or no rank has reported.
@@ -335,7 +334,7 @@ def _watched_case(folder: Path) -> CaseFile:
 
 
 def _step_ratio(prediction: StoredPrediction | None, estimates: Sequence[Estimate]) -> Iterator[Estimate]:
-    """Yield the predicted step over each trial's measured one, where both are known."""
+    """Yield the ratio of the predicted step to each trial's measured step, if both are known."""
     if prediction is not None and prediction.step_s is not None:
         for measured in of_metric(estimates, RUN_STEP_SECONDS):
             yield estimate(RUN_STEP_PREDICTED_RATIO, [prediction.step_s / step_s for step_s in measured.trials])
@@ -352,7 +351,7 @@ def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...]
 
 
 def save(summary: Summary) -> None:
-    """Write summary.json, whole or not at all; when this returns, it and the names of the run's files are on the disk.
+    """Write summary.json, whole or not at all; on return, it and the names of the run's files are on disk.
 
     Raises:
         InfrastructureFailed: the folder cannot be written.
@@ -370,15 +369,15 @@ def save(summary: Summary) -> None:
 
 
 def load(folder: Path) -> Summary:
-    """Read the summary of a run's folder; make it from the logs where nobody wrote one.
+    """Read the summary of a run's folder; create it from the logs if nobody wrote one.
 
-    Then the run is done if all its trials are complete: torchrun's ranks have no runner, and a runner may have died at
-    the very end. A convergence check is not, since its verdict is missing.
+    In that case the run is done if all its trials are complete: torchrun's ranks have no runner, and a runner may have
+    died at the very end. A convergence check is an exception, because its verdict is missing.
 
-    Its `folder` is the one that it is read from, wherever the run was measured.
+    The summary's `folder` is the folder it is read from, wherever the run was measured.
 
     Raises:
-        Misuse: the folder holds no run, a running one, files of two runs, or what a newer version wrote.
+        Misuse: the folder has no run, an active run, files of two runs, or files that a newer version wrote.
     """
     path = folder / "summary.json"
     if path.exists():
@@ -397,9 +396,10 @@ def load(folder: Path) -> Summary:
 
 
 def found_again(run: str, stored: str, runs: Path) -> Path | None:
-    """Return the run's folder in `runs`, where the folder `stored` in the history does not exist any more.
+    """Return the run's folder in `runs` if the folder `stored` in the history no longer exists.
 
-    None where the stored folder exists, so that the one in `runs` is a copy, and where that one is not the run's.
+    None if the stored folder exists, so that the one in `runs` is a copy, or if the folder in `runs` is not that of the
+    run.
     """
     if is_gone(stored):
         with contextlib.suppress(Misuse):
@@ -409,7 +409,7 @@ def found_again(run: str, stored: str, runs: Path) -> Path | None:
 
 
 def is_gone(folder: str) -> bool:
-    """Whether a run's folder is not there: deleted, moved, or on another machine. It may be where we may not look."""
+    """Whether a run's folder is missing: deleted, moved, or on another machine. Unreadable folders do not count."""
     try:
         Path(folder).stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -420,14 +420,14 @@ def is_gone(folder: str) -> bool:
 
 
 def machine_of(folder: Path) -> Machine:
-    """Read machine.json of a run's folder; of a watched run that has none this machine is read."""
+    """Read machine.json of a run's folder; for a watched run without it, read this machine."""
     if is_watched(folder) and not (folder / "machine.json").exists():
         return read_machine()
     return _read(folder / "machine.json", Machine)
 
 
 def other_machines(folder: Path) -> dict[int, Machine]:
-    """Read the machines of the run's nodes but the first, by number; those that cannot be read are left out."""
+    """Read the machines of the run's nodes except the first, by number; unreadable ones are left out."""
     machines = {}
     for path in folder.glob("machine*.json"):
         number = path.stem.removeprefix("machine")
@@ -441,7 +441,7 @@ def case_file(folder: Path) -> CaseFile:
     """Read case.json of a run's folder.
 
     Raises:
-        Misuse: the folder holds no run, or one that a newer version wrote.
+        Misuse: the folder has no run, or one that a newer version wrote.
     """
     if is_watched(folder) and not (folder / "case.json").exists():
         return _watched_case(folder)
@@ -455,19 +455,19 @@ def case_file(folder: Path) -> CaseFile:
 
 
 def free_slot(runs: Path) -> int:
-    """Return the lowest slot that no running run has: small numbers that tell their live series apart.
+    """Return the lowest slot that no active run has; slots are small numbers that distinguish live series.
 
-    The caller holds the lock of the folder of runs, and writes the slot into case.json before it lets go.
+    The caller holds the lock of the folder of runs, and writes the slot into case.json before releasing it.
     """
     slots = set()
     for folder in running_folders(runs, of_all_users=True):
-        with contextlib.suppress(Misuse):  # A run that cannot be read has no live series to be confused with ours.
+        with contextlib.suppress(Misuse):  # An unreadable run has no live series.
             slots.add(case_file(folder).slot)
     return next(slot for slot in count() if slot not in slots)
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a file of the run's folder in one piece.
+    """Write a file of the run's folder, whole or not at all.
 
     Raises:
         OSError: it cannot be written.

@@ -1,6 +1,6 @@
-"""Scaling over several runs: the curve of one command on several numbers of ranks, and the fitness of a baseline.
+"""Scaling over several runs: the curve of one command over several numbers of ranks, and the choice of a baseline.
 
-A run of the history is a baseline for another only if both were measured in the same way.
+A run in the history can be a baseline for another only if both were measured in the same way.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collectors.metrics.results import RUN_TOKENS_PER_SECOND, RUN_TOKENS_PER_SEC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run of the curve. throughput: tokens per second over all ranks; None where no trial was complete.
+    """One run of the curve. throughput: tokens per second over all ranks; None if no trial was complete.
 
-    efficiency: tokens per second and rank, divided by those of the first run. All have the same batch, so it is of
-        strong scaling. None for the first run, for a probe, and where either run has no throughput; see `reason`.
+    efficiency: tokens per second and rank, divided by those of the first run. All have the same batch, so this is
+    strong scaling. None for the first run, for a probe, and if either run has no throughput; see `reason`.
     """
 
     summary: Summary
@@ -32,12 +32,12 @@ class Point:
 
 
 def curve_of(summaries: Sequence[Summary]) -> tuple[Point, ...]:
-    """Return the curve of the runs, in their order, each against the first."""
+    """Return the curve of the runs, in order, each compared with the first."""
     first, *others = [
         next((figure for figure in summary.estimates if figure.metric == RUN_TOKENS_PER_SECOND.name), None)
         for summary in summaries
     ]
-    points = [Point(summary=summaries[0], throughput=first, efficiency=None, reason="the others are read against it")]
+    points = [Point(summary=summaries[0], throughput=first, efficiency=None, reason="it is the baseline of the others")]
     for summary, throughput in zip(summaries[1:], others, strict=True):
         if throughput is None or first is None:
             failed = summary if throughput is None else summaries[0]
@@ -58,11 +58,11 @@ def _per_rank(throughput: Estimate, summary: Summary) -> Estimate:
 OLDEST_DAYS = 14
 """Most days between a run and its baseline: machines and their settings change."""
 ENOUGH_TRIALS = 3
-"""A baseline with this many trials is enough for any run; for a run with fewer, as many as the run has."""
+"""A baseline with this many trials suffices for any run; for a run with fewer, an equal number suffices."""
 
 
 def unlike(run: Summary, machine: Machine, baseline: Summary, its_machine: Machine) -> str | None:
-    """Say how the baseline was measured differently from the run; None where it serves.
+    """Return how the baseline was measured differently from the run; None if it was measured in the same way.
 
     The caller has checked that the cases are comparable and the hardware has the same name; see `scaling_between` and
     `Machine.hardware`.
@@ -85,9 +85,9 @@ def _differences_of_runs(run: Summary, machine: Machine, baseline: Summary, its_
         ("parallel-observatory", its_machine.own_version, machine.own_version),
         ("driver", its_machine.driver_version, machine.driver_version),
     )
-    for name, its, ours in pairs:
-        if its != ours:
-            yield f"{name} {its or 'unknown'}, the run {ours or 'unknown'}"
+    for name, of_baseline, of_run in pairs:
+        if of_baseline != of_run:
+            yield f"{name} {of_baseline or 'unknown'}, the run {of_run or 'unknown'}"
     if its_machine.is_dirty or machine.is_dirty:
         yield "a source tree with uncommitted changes"
     age_days = abs(run.started_ns - baseline.started_ns) / 86_400e9

@@ -1,6 +1,6 @@
-"""The schema of the history: its tables as this version reads and writes them, and the migrations that make them.
+"""The schema of the history: its tables as this version reads and writes them, and the migrations that create them.
 
-A run's summary and machine are kept whole as JSON; what is searched or plotted has columns of its own.
+A run's summary and machine are stored whole as JSON; values that are searched or plotted have their own columns.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ RUNS = Table(
     Index("runs_by_suite", "suite", "started_ns"),
     Index("runs_by_suite_run", "suite_run"),
 )
-"""suite, suite_run, suite_case: NULL for a run outside of suites. is_rerun: 1 of a rerun that the gate asked for.
+"""suite, suite_run, suite_case: NULL for a run outside of suites. is_rerun: 1 for a rerun that the gate requested.
 
 series: see `bench.store.summary.series_of`. definition_version: of the strategy. environment: fingerprint of machine
-and environment (`bench.machine.fingerprint`). hosts: names with a space between, in the order of ranks. What an older
-version did not write is NULL.
+and environment (`bench.machine.fingerprint`). hosts: names separated by spaces, in the order of ranks. Columns that an
+older version did not write are NULL.
 """
 
 SUITE_RUNS = Table(
@@ -113,8 +113,9 @@ TRIAL_VALUES = Table(
     Column("spread_ratio", Double),
     Column("steps", Integer),
 )
-"""value: of step times the trial's median step. spread_ratio: median absolute deviation of the steps, divided by it;
-NULL of what has no steps. steps: measured steps of the trial, or calls of a probe."""
+"""value: for step times, the trial's median step. spread_ratio: median absolute deviation of the steps, divided by the
+median; NULL for metrics without steps. steps: measured steps of the trial, or calls of a probe.
+"""
 
 GATE_STATES = Table(
     "gate_states",
@@ -129,8 +130,9 @@ GATE_STATES = Table(
     Column("last_ns", BigInteger, nullable=False),
     Column("state_json", Text, nullable=False),
 )
-"""What the detector knows of each series after its last night, so that a further night costs no replay.
-revision: counts how often a row was written, so that of two processes the slower one notices."""
+"""The detector's state of each series after its last night, so that a further night needs no replay. revision: counts
+how often a row was written, so that the slower of two processes notices the other.
+"""
 
 GATE_VERDICTS = Table(
     "gate_verdicts",
@@ -163,15 +165,15 @@ ACCEPTED_LEVELS = Table(
     Column("who", Text, nullable=False),
     Column("because", Text, nullable=False),
 )
-"""Levels that a person has accepted; the newest of a series counts."""
+"""Levels that a person has accepted; the newest level of a series counts."""
 
 
-# Migrations. Once released, a migration never changes: it is SQL that SQLite and PostgreSQL share, and does not use the
+# Migrations. A released migration never changes: it is SQL that SQLite and PostgreSQL share, and does not use the
 # tables above, which follow the newest version.
 
 Migration = Callable[[Connection], None]
 
-# An arbitrary number; no other program may lock the same one in the same database.
+# An arbitrary number; no other program may use the same lock in the same database.
 _ADVISORY_LOCK = 7_206_114_508
 
 
@@ -245,24 +247,24 @@ def _add_gate(connection: Connection) -> None:
 
 
 MIGRATIONS: tuple[Migration, ...] = (_make_runs, _add_suites, _add_gate)
-"""In order: a store of version n has had the first n."""
+"""In order: a store of version n has had the first n migrations."""
 
 
 def upgrade(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Do the migrations that the store has not had, each in a transaction of its own.
+    """Run the migrations that the store has not had, each in its own transaction.
 
     Several processes may do so at once: each waits for the others' transactions. A store that needs no migration is
-    written to all the same, without a change to its content, so that a read-only store is refused.
+    also written to, without a change to its content, so that a read-only store is refused.
 
     Raises:
-        InfrastructureFailed: the store is of a newer version.
+        InfrastructureFailed: the store has a newer version.
     """
     while not _is_one_step_the_last(engine, migrations):
         pass
 
 
 class OlderStore(InfrastructureFailed):
-    """The store is of an older version, which `upgrade` brings up to date."""
+    """The store has an older version, which `upgrade` can migrate."""
 
 
 def check_version(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -270,8 +272,8 @@ def check_version(connection: Connection, migrations: Sequence[Migration] = MIGR
 
     Raises:
         NoStoreYet: the database is empty.
-        OlderStore: the store is of an older version.
-        InfrastructureFailed: the store is of a newer version, or is another program's database.
+        OlderStore: the store has an older version.
+        InfrastructureFailed: the store has a newer version, or is another program's database.
     """
     version = _version(connection)
     _refuse_newer(connection, version, len(migrations))

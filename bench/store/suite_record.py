@@ -1,4 +1,4 @@
-"""The record of a suite run in the history: when it began, how far it is, and how its cases ended."""
+"""The record of a suite run in the history: when it began, its progress, and how its cases ended."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import msgspec
 from bench.errors import Misuse
 
 CaseOutcome = Literal["done", "failed", "timed_out", "interrupted", "skipped", "left_out", "dropped"]
-"""interrupted: the suite ended before the case did. skipped: it cannot run on this machine. left_out: by request, as of
-a budget; no failure. dropped: a race has shown that another case is better."""
+"""interrupted: the suite ended before the case did. skipped: it cannot run on this machine. left_out: by request, for
+example by a budget; not a failure. dropped: a race has shown that another case is better.
+"""
 FAILED: frozenset[CaseOutcome] = frozenset({"failed", "timed_out"})
 SuiteOutcome = Literal["running", "done", "failed", "interrupted"]
 """running: nobody has recorded an end; the runner may have died. failed: a case failed, timed out or was skipped."""
 
 SCHEMA_VERSION = 2
-"""Of records with dropped cases, which older versions cannot read; others are written as version 1."""
+"""Version of records with dropped cases, which older versions cannot read; other records are written as version 1."""
 
 
 class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One suite run.
 
     started_ns, progress_ns, ended_ns: Unix time of its beginning, of the last event of a case, and of its end.
-    period_s: how often the suite is meant to run; None where it declares none.
-    cases: how many cases ended in each way. total: cases of the suite. running: names of those that run now.
-    left_out: names of the cases that were left out by request. failed: of those that failed or timed out; None where an
-    older version wrote the record, which only counted them.
-    folder: where its ledger is, on the machine that runs it.
+    period_s: how often the suite should run; None if it declares no period. cases: number of cases with each outcome.
+    total: number of cases in the suite. running: names of the active cases. left_out: names of the cases that were left
+    out by request. failed: names of the cases that failed or timed out; None if an older version wrote the record,
+    which only counted them. folder: where its ledger is, on the machine that runs it.
     """
 
     id: str
@@ -46,9 +46,9 @@ class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = 1
 
     def has_failed(self, case: str) -> bool:
-        """Whether the case, whose run failed or timed out, is no fire drill that ended as expected.
+        """Whether a case whose run failed or timed out has failed, and is not a fire drill that ended as expected.
 
-        Of an older record each of them may have failed, as long as any case has.
+        An older record does not name failed cases, so each of them counts as failed if any case has.
         """
         if self.failed is None:
             return any(self.cases.get(outcome) for outcome in FAILED)
@@ -61,10 +61,10 @@ def encode(record: SuiteRecord) -> bytes:
 
 
 def decode(data: str, source: str) -> SuiteRecord:
-    """Decode a record from JSON. source: where it is from, for messages.
+    """Decode a record from JSON. source: its origin, for messages.
 
     Raises:
-        Misuse: a newer version wrote it, or it is no record.
+        Misuse: a newer version wrote it, or it is not a record.
     """
     try:
         record = msgspec.json.decode(data, type=SuiteRecord)

@@ -1,4 +1,4 @@
-"""The summary of a finished run: the content of its summary.json, which the history also keeps."""
+"""The summary of a finished run: the content of its summary.json, which the history also stores."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from workloads.options import check_of
 
 
 def series_of(case: Case, hardware: str) -> str:
-    """Return the short name of the series of comparable runs, for places where a whole case key is too long.
+    """Return the short name of a series of comparable runs, for places where a whole case key is too long.
 
-    It is the first 12 hex digits of the SHA-256 of the case's key and the hardware, in the words of `Machine.hardware`.
+    It is the first 12 hex digits of the SHA-256 of the case's key and the hardware, as named by `Machine.hardware`.
     """
     return hashlib.sha256(f"{case.key()}\n{hardware}".encode()).hexdigest()[:12]
 
@@ -31,14 +31,14 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPrediction:
-    """What the cost models predicted of a run before its first trial, from the history as it was then.
+    """The cost models' prediction of a run before its first trial, from the history at that time.
 
     model_version: see `bench.store.prediction.MODEL_VERSION`. predicted_ns: Unix time.
-    calibrations: the runs of probes whose rates and links it rests on.
-    step_low_s, step_high_s: its range; of model version 1, its 80 % interval.
-    step_basis, interval_basis: what both rest on, for people.
+    calibrations: the probe runs that gave its rates and links.
+    step_low_s, step_high_s: its range; in model version 1, its 80 % interval.
+    step_basis, interval_basis: the basis of both, in words.
     compute_s, communication_s, exposed_s, bubble_s: as in `workloads.cost_models.step_time.StepTime`.
-    memory_bytes: of the rank that holds most, by part as in RUN_MEMORY_ACCOUNT_BYTES; `total` is the peak of a step.
+    memory_bytes: of the rank that needs most, by part as in RUN_MEMORY_ACCOUNT_BYTES; `total` is the peak of a step.
     absent: the reason for each field that is None, and for the parts of memory that are missing, by name.
     """
 
@@ -63,24 +63,24 @@ class StoredPrediction:
 class Summary:
     """One run and its results.
 
-    hardware: what it ran on, in the words that comparable runs share (`Machine.hardware`).
-    commit: this program's, where it ran from a source tree. torch_version: torch's.
+    hardware: its hardware, in the words that comparable runs share (`Machine.hardware`).
+    commit: this program's, if it ran from a source tree. torch_version: torch's.
     started_ns, ended_ns: Unix time.
     trials_done: trials that all ranks completed; only these count.
-    effective_batch: total in sequences = local x data_ranks x parts, with parts the microbatches of a data rank's
+    effective_batch: total in sequences = local x data_ranks x parts, where parts are the microbatches of a data rank's
         batch; empty for a probe.
-    peak: the denominator of the run's MFU; None where it is unknown.
-    step_spread_ratio: the largest of `step_spreads`; None where nothing was measured.
+    peak: the denominator of the run's MFU; None if unknown.
+    step_spread_ratio: the largest of `step_spreads`; None if nothing was measured.
     step_spreads: `bench.results.estimate.spread` of the steps of each trial, in the order of the estimates' trials;
-        empty for a probe, and where an older version wrote it.
-    hosts: names of the machines that its ranks ran on, in order; empty where an older version wrote it.
+        empty for a probe, and if an older version wrote it.
+    hosts: names of the machines that its ranks ran on, in order; empty if an older version wrote it.
     notes: what is absent, and why.
     purpose: what the run was for; see `bench.case.why_ad_hoc`.
-    in_turn_with: ids of the runs whose trials took turns with this one's, so that trial i of each was measured beside
-        trial i of the others; empty for a run that went on after an interruption, and from older versions.
-    drill: the fault that was injected, as `--inject` takes it; None without one, and from older versions.
+    in_turn_with: ids of the runs whose trials took turns with this one's, so that trial i of each was measured next to
+        trial i of the others; empty for a run that was continued after an interruption, and from older versions.
+    drill: the injected fault, as in `--inject`; None without one, and from older versions.
     prediction: made before the first trial; None for a probe, under torchrun, and from older versions.
-    watched: of a watched run: its program, its ranks and who is late; None of all other runs.
+    watched: for a watched run: its program, its ranks and the late rank; None for all other runs.
     """
 
     run: str
@@ -111,14 +111,14 @@ class Summary:
 
 
 def steps_of_a_trial(summary: Summary) -> int:
-    """Return the measured steps of a trial; of a watched run those of one of its stretches, which stand for trials."""
+    """Return the measured steps of a trial; for a watched run, those of one of the stretches that represent trials."""
     if summary.watched is None:
         return summary.case.steps
     return max(1, summary.case.steps // max(1, len(summary.step_spreads)))
 
 
 def settings_words(summary: Summary) -> tuple[str, ...]:
-    """Return what tells the run from one with all defaults, a word each: its settings, check, drill and suite."""
+    """Return what distinguishes the run from one with all defaults, as words: its settings, check, drill and suite."""
     if summary.watched is not None:
         return (f"name={summary.watched.name}", *settings_of(summary.case))
     words = [] if summary.drill is None else [f"drill={summary.drill}"]
@@ -136,7 +136,7 @@ def encode(summary: Summary) -> bytes:
 
 
 def decode(data: bytes, source: str = "summary") -> Summary:
-    """Decode a summary from JSON. source: where it is from, for messages.
+    """Decode a summary from JSON. source: its origin, for messages.
 
     Raises:
         Misuse: a newer version wrote it, or it is not a summary.

@@ -1,4 +1,4 @@
-"""Which cases of a planned suite are measured, and in which order: what is missing, wanted, and fits the budget."""
+"""Which cases of a planned suite are measured, and in which order: those that are missing, chosen and within budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.suite.plan import PlannedCase, SuitePlan, chosen, left_out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The cases to measure, in their order, and those that are not, each with its outcome and the reason."""
+    """The cases to measure, in order, and the cases that are not run, each with its outcome and the reason."""
 
     cases: tuple[PlannedCase, ...]
     not_run: tuple[tuple[PlannedCase, CaseOutcome, str], ...] = ()
@@ -27,15 +27,14 @@ def choose(
     budget_s: float | None = None,
     is_failed_repeated: bool = False,
 ) -> Choice:
-    """Return the cases of the plan to measure: those that the ledger lacks, that are asked for, and fit the budget.
+    """Return the cases of the plan to measure: those that the ledger lacks, the tags choose and the budget allows.
 
-    Within a budget those that matter most come first.
+    Within a budget, the most important cases come first.
 
-    state: what the ledger says so far. tags: see `bench.suite.plan.chosen`. is_failed_repeated: also those that
-    failed.
+    state: the ledger's present state. tags: see `bench.suite.plan.chosen`. is_failed_repeated: include failed cases.
 
     Raises:
-        Misuse: no case has a tag, or not one case fits the budget.
+        Misuse: no case has one of the tags, or no case fits the budget.
     """
     chosen_names = chosen(plan.suite, tags)
     missing = set(
@@ -51,7 +50,7 @@ def choose(
         name = planned.suite_case.name
         if name in out:
             not_run.append((planned, "left_out", out[name]))
-        elif planned.refusal is not None:  # What nobody asked for is no failure where it cannot run.
+        elif planned.refusal is not None:  # Not a failure if nobody chose the case.
             not_run.append((planned, "skipped" if name in chosen_names else "left_out", planned.refusal))
         else:
             wanted.append(planned)
@@ -61,7 +60,7 @@ def choose(
 
 
 def as_chosen(plan: SuitePlan, choice: Choice, state: SuiteState) -> tuple[SuitePlan, dict[str, str]]:
-    """Return the plan with the estimates of what is missing, and why cases that could run are left out, by name."""
+    """Return the plan with estimates for what is missing, and why runnable cases are left out, by name."""
     wanted = {planned.suite_case.name: planned for planned in choice.cases}
     out = {planned.suite_case.name: reason for planned, _, reason in choice.not_run if planned.refusal is None}
     for planned in plan.cases:
@@ -74,21 +73,21 @@ def as_chosen(plan: SuitePlan, choice: Choice, state: SuiteState) -> tuple[Suite
 
 
 def _rest(planned: PlannedCase, state: SuiteState) -> PlannedCase:
-    """Return the case with the estimate of the trials that it still lacks."""
-    known = state.case(planned.suite_case.name)
-    if planned.case is None or planned.estimate_s is None or known.run_to_resume is None:
+    """Return the case with an estimate for the trials that it still lacks."""
+    case_state = state.case(planned.suite_case.name)
+    if planned.case is None or planned.estimate_s is None or case_state.run_to_resume is None:
         return planned
-    return replace(planned, estimate_s=planned.estimate_s * (1 - len(known.trials_done) / planned.case.trials))
+    return replace(planned, estimate_s=planned.estimate_s * (1 - len(case_state.trials_done) / planned.case.trials))
 
 
 def why_left_out(planned: PlannedCase, left_s: float) -> str:
-    """Return why a case does not fit the time that is left of a budget."""
+    """Return why a case does not fit into the remaining time of a budget."""
     about = "an unknown time" if planned.estimate_s is None else f"about {planned.estimate_s:.0f} s"
     return f"--budget: it takes {about}, and {max(left_s, 0):.0f} s were left"
 
 
 def blocks_of(cases: Iterable[PlannedCase]) -> list[tuple[PlannedCase, ...]]:
-    """Return the cases by block, in the order in which each block comes first; but a baseline's block before others."""
+    """Return the cases by block, in order of each block's first case, but each baseline's block before its users."""
     blocks: dict[str, list[PlannedCase]] = {}
     block_of: dict[str | None, str] = {}
     for planned in cases:
@@ -108,26 +107,26 @@ def blocks_of(cases: Iterable[PlannedCase]) -> list[tuple[PlannedCase, ...]]:
     return [tuple(blocks[block]) for block in ordered]
 
 
-# Which of them go on.
+# Which of them continue
 
 
 class Referee:
-    """Decides while a block is measured which of its cases need no further trial; this one lets all go on.
+    """Decides, while a block is measured, which of its cases need no further trial; this one lets all cases continue.
 
-    Cases have the names of the suite.
+    Cases have their names in the suite.
     """
 
     def begun(self, name: str, run: run_dir.Run) -> None:
-        """The run of the case begins, or goes on."""
+        """The run of the case begins, or continues."""
 
     def trial_ended(self, name: str) -> None:
         """A trial of the case has ended."""
 
     def failed(self, name: str) -> None:
-        """The case has ended by itself."""
+        """The case has failed."""
 
     def round_ended(self, rounds: int, collect: Callable[[], None]) -> Sequence[tuple[str, str]]:
-        """Return the cases that are dropped now, each with the reason; see `Listener.round_ended`."""
+        """Return the cases to drop now, each with the reason; see `Listener.round_ended`."""
         return ()
 
     def is_over(self, name: str) -> bool:
@@ -135,5 +134,5 @@ class Referee:
         return False
 
     def judgement(self, name: str) -> Judgement:
-        """Return how a case ended whose trials all ended well."""
+        """Return how a case ended if all its trials ended well."""
         return Judgement(outcome="done")

@@ -1,4 +1,4 @@
-"""Suite files: what a TOML file declares, as resolved cases in which every sweep is spelt out."""
+"""Suite files: the declarations of a TOML file as resolved cases, with every sweep expanded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from collectors.settings_file import BadSettings, check, nearest, shown
 from workloads.cost_models.shape import DIMENSIONS, shape_in_key
 
 MOST_CASES = 2000
-"""Resolved cases of a suite."""
+"""Most resolved cases of a suite."""
 _NONE = SuiteNeeds()
 
 
@@ -33,13 +33,13 @@ _NONE = SuiteNeeds()
 class SuiteCase:
     """One resolved case of a suite.
 
-    name: `ddp`, or with the values of its sweeps `ddp[ranks=2,bucket_mb=25]`. table: of the file. block: cases of one
-    block are measured in turn.
+    name: `ddp`, or with the values of its sweeps `ddp[ranks=2,bucket_mb=25]`. table: its table in the file. block:
+    cases of a block are measured in turn.
     args: with at most one number of ranks.
     baseline: resolved name of the case that efficiency is relative to.
-    limit_s: of a trial. retries: further attempts after a failure of the infrastructure.
-    importance: higher comes first within a budget.
-    fault: KIND@RANK:STEP. expect: how it must then end.
+    limit_s: limit of a trial. retries: further attempts after a failure of the infrastructure.
+    importance: cases of higher importance come first within a budget.
+    fault: KIND@RANK:STEP. expect: how the case must then end.
     """
 
     name: str
@@ -61,7 +61,7 @@ class SuiteCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """An option on and off. off, on: resolved names of two cases of one block."""
+    """An option on and off. off, on: resolved names of two cases of the same block."""
 
     name: str
     off: str
@@ -73,11 +73,11 @@ class Lever:
 class Suite:
     """A suite, resolved.
 
-    name: the file's stem unless the file names it. path: of the file.
-    is_nightly: its results are shown at /metrics though they measure less than usual.
-    period_s: how often it is meant to run; None where nobody waits for it.
-    margins: the largest change that does not matter, of cases that set one.
-    digest: sha256 of what would be measured, values on the command line included.
+    name: the file's stem unless the file sets a name. path: of the file.
+    is_nightly: its results are shown at /metrics although they measure less than usual.
+    period_s: how often it should run; None if it has no schedule.
+    margins: the largest change that does not matter, for cases that set one.
+    digest: sha256 of everything that would be measured, including values from the command line.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Suite:
 def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     """Return the suite that the file declares.
 
-    settings: `KEY=VALUE` texts that take the place of the file's values, such as `defaults.trials=5`.
+    settings: `KEY=VALUE` texts that override values of the file, for example `defaults.trials=5`.
 
     Raises:
         Misuse: the file cannot be read or is wrong; the message names file, table and key.
@@ -113,20 +113,20 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     entries = [entry for table in tables.values() for entry in table]
     cases = tuple(entry.case for entry in entries)
     if len(cases) > MOST_CASES:
-        raise Misuse(f"{path} has {len(cases):,} cases; it may have {MOST_CASES:,}: make it several suites")
+        raise Misuse(f"{path} has {len(cases):,} cases; it may have {MOST_CASES:,}: split it into several suites")
     levers = tuple(_lever(name, table, tables, path) for name, table in document.get("lever", {}).items())
     name = document.get("name", path.stem)
     if re.match(NAME, name) is None:
         raise Misuse(
-            f"{path}: the file's name cannot be its suite's, which is {NAMES}; add a line name = \"...\" to it"
+            f'{path}: the file\'s name is not a valid suite name, which is {NAMES}; add a line name = "..." to it'
         )
     is_nightly, hours = document.get("nightly", False), document.get("period_hours")
     declared = msgspec.to_builtins(cases)
     for case, suite_case in zip(declared, cases, strict=True):
         if (shape_name := suite_case.args.shape_name) is not None and is_shape_file(shape_name):
-            # What is in the file counts, and not where it lies.
+            # The content of the file counts, not its path.
             case["args"]["shape_name"] = shape_in_key(shape_of(suite_case.args))
-        if case["args"]["bind"]:  # The default. Older versions did not know it, and their suite runs can be resumed.
+        if case["args"]["bind"]:  # The default. Older versions lack it, and their suite runs stay resumable.
             del case["args"]["bind"]
         if case["args"]["save_every"] is None:  # Likewise.
             del case["args"]["save_every"], case["args"]["save_mode"]
@@ -148,25 +148,25 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     )
 
 
-# Tables become cases: sweeps are spelt out, then baselines are found, and batches of weak scaling follow from them.
+# Tables become cases: sweeps are expanded, then baselines are found, and batches of weak scaling follow from these.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resolved:
-    """A case, and the point of its table that it is."""
+    """A case, and the point of its table that it comes from."""
 
     case: SuiteCase
     point: Point
 
     @property
     def ranks(self) -> int:
-        """Ranks of the case, which gives them."""
+        """Number of ranks; only for cases that set it."""
         assert self.case.args.ranks is not None, "a curve's cases have ranks"
         return self.case.args.ranks[0]
 
 
 _LISTS = ("tags", "zip", "exclude")
-"""Keys whose lists are no sweeps."""
+"""Keys whose lists are not sweeps."""
 _OF_TRAINING = frozenset(Training.__struct_fields__)
 _OF_ARGS = (
     "device",
@@ -182,7 +182,7 @@ _OF_ARGS = (
     "save_every",
     "save_mode",
 )
-"""Keys that are fields of `CaseArgs` by the same name."""
+"""Keys that are fields of `CaseArgs` with the same names."""
 
 
 def _resolve(document: Mapping[str, Any], path: Path) -> dict[str, list[_Resolved]]:
@@ -204,9 +204,9 @@ def _resolve(document: Mapping[str, Any], path: Path) -> dict[str, list[_Resolve
 
 
 def _merged(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return the table with the defaults that it does not set; tables within it are merged key by key.
+    """Return the table with the defaults for keys that it does not set; nested tables are merged key by key.
 
-    A probe takes none of the defaults that are of a model or of its training.
+    A probe takes no defaults of models or training.
     """
     strategies = own.get("strategy", name)
     try:
@@ -236,7 +236,7 @@ def _baselines_first(tables: Mapping[str, Mapping[str, Any]], path: Path) -> lis
     """Return the names of the tables, each after that of its baseline.
 
     Raises:
-        Misuse: a baseline is no case of the suite, or is its own baseline by way of others.
+        Misuse: a baseline is not a case of the suite, or baselines form a circle.
     """
     needed: dict[str, set[str]] = {}
     for name, table in tables.items():
@@ -255,12 +255,12 @@ def _baselines_first(tables: Mapping[str, Mapping[str, Any]], path: Path) -> lis
 
 
 def _table_of(name: str) -> str:
-    """Return the table of a case's name: `ddp` of `ddp[ranks=2]`."""
+    """Return the table in a case's name: `ddp` in `ddp[ranks=2]`."""
     return name.partition("[")[0]
 
 
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values, those of the strategy's options as `options.NAME`."""
+    """Yield keys and values; options of the strategy get the key `options.NAME`."""
     for key, value in table.items():
         if key == "options":
             yield from ((f"options.{name}", option) for name, option in value.items())
@@ -271,7 +271,7 @@ def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _case(table: str, point: Point, place: str, folder: Path) -> SuiteCase:
     """Return the case of a point, with options and shape checked, but without its baseline.
 
-    folder: of the suite file, to which paths in it are relative.
+    folder: folder of the suite file; paths in the file are relative to it.
     """
     values = point.values
     shape = values.get("shape")
@@ -319,13 +319,13 @@ def _case(table: str, point: Point, place: str, folder: Path) -> SuiteCase:
 
 
 def _needs(table: Mapping[str, Any], ranks: tuple[int, ...] | None) -> SuiteNeeds:
-    """Return the needs of a table; without nodes in it, as many as have a GPU for each rank."""
+    """Return the needs of a table; without a number of nodes, as many as give each rank a GPU."""
     gpus = table.get("gpus", 0)
     nodes = -(-ranks[0] // gpus) if ranks and gpus else 1
     return SuiteNeeds(gpus=gpus, memory_bytes=float(table.get("memory_bytes", 0)), nodes=table.get("nodes", nodes))
 
 
-# Baselines, and the batches of weak scaling.
+# Baselines, and the batches of weak scaling
 
 
 def _with_baselines(
@@ -336,10 +336,10 @@ def _with_baselines(
     *,
     has_own_batch: bool,
 ) -> list[_Resolved]:
-    """Return a table's cases with their baselines; in weak scaling, with the batches that follow from these.
+    """Return a table's cases with their baselines and, for weak scaling, with the batches that follow from these.
 
-    others: cases of the tables that are resolved already. has_own_batch: the table sets batch itself; one that
-        [defaults] sets is the baseline's.
+    others: cases of the tables that are already resolved. has_own_batch: the table sets batch itself; a batch from
+    [defaults] belongs to the baseline.
     """
     scaling, name = table.get("scaling"), cases[0].case.table
     if scaling is None and "baseline" not in table:
@@ -347,10 +347,10 @@ def _with_baselines(
     baseline = table.get("baseline", name)
     is_own = _table_of(baseline) == name
     if "ranks" not in table:
-        raise Misuse(f"{place} has a {'baseline' if 'baseline' in table else 'scaling'} and no ranks; give it ranks")
+        raise Misuse(f"{place} has a {'baseline' if 'baseline' in table else 'scaling'} but no ranks; add ranks")
     if is_own and not isinstance(table["ranks"], list):
         raise Misuse(
-            f"{place} has one number of ranks and no baseline of fewer; give it a list of ranks, or a baseline"
+            f"{place} has one number of ranks and no baseline with fewer; give it a list of ranks, or a baseline"
         )
     moving = _moving_with_ranks(table)
     if scaling == "weak" and not is_own and "batch" in table and "batch" not in moving:
@@ -382,7 +382,7 @@ def _with_baselines(
 
 
 def _moving_with_ranks(table: Mapping[str, Any]) -> set[str]:
-    """Return the axes that move together with the ranks, the ranks included."""
+    """Return the axes that move together with the ranks, including `ranks`."""
     groups = [{name.rpartition(".")[2] for name in group} for group in table.get("zip", ())]
     return {"ranks"}.union(*(group for group in groups if "ranks" in group))
 
@@ -390,9 +390,9 @@ def _moving_with_ranks(table: Mapping[str, Any]) -> set[str]:
 def _baseline_of(
     entry: _Resolved, name: str, candidates: Sequence[_Resolved], moving: Set[str], place: str
 ) -> _Resolved:
-    """Return the case of this name; for the name of a table, its case of fewest ranks that is like the case otherwise.
+    """Return the baseline of this name; if it names a table, its matching case with the fewest ranks.
 
-    moving: axes that do not choose the baseline.
+    moving: axes that are ignored when the baseline is matched.
     """
     baselines = [other for other in candidates if name in (other.case.name, other.case.table)]
     if not baselines:
@@ -415,7 +415,7 @@ def _baseline_of(
     if len(baselines) != 1:
         names = [other.case.name for other in baselines]
         raise Misuse(
-            f"{place} baseline of {entry.case.name} is {name}, of which {' and '.join(names) or 'no case'} would do;"
+            f"{place} baseline of {entry.case.name} is {name}, which matches {' and '.join(names) or 'no case'};"
             " name one case, or give both tables the same lists"
         )
     return baselines[0]
@@ -436,7 +436,7 @@ def _weakly_scaled(case: SuiteCase, base: SuiteCase, place: str) -> CaseArgs:
 
 
 def _training_ranks(suite_case: SuiteCase, place: str) -> int:
-    """Return how many ranks share the work of a batch, by the strategy's spec."""
+    """Return how many ranks share the work of a batch, according to the strategy's spec."""
     args, spec = suite_case.args, find_spec(suite_case.args.strategy)
     assert args.ranks is not None, "a curve's cases have ranks"
     case = Case(
@@ -453,14 +453,14 @@ def _training_ranks(suite_case: SuiteCase, place: str) -> int:
     try:
         spec.data_share(case, 0)
         return spec.training_ranks(case)
-    except ZeroDivisionError:  # A mesh with an axis of no rank, which only a checked case cannot have.
+    except ZeroDivisionError:  # A mesh with an axis of 0 ranks; a checked case cannot have one.
         raise Misuse(
             f"{place} ranks of {suite_case.name} is {case.ranks}, too few for its options; {spec.name} needs"
             f" {spec.needs.text()}"
         ) from None
 
 
-# Levers.
+# Levers
 
 
 def _lever(name: str, table: Mapping[str, Any], cases: Mapping[str, Sequence[_Resolved]], path: Path) -> Lever:

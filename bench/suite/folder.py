@@ -1,4 +1,4 @@
-"""The folder of a suite run, RUNS/suites/ID: made with the resolved suite, found again, refused to others."""
+"""The folder of a suite run, RUNS/suites/ID: create it with the resolved suite, find it, and protect it from others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from collectors.files import (
 
 SCHEMA_VERSION = 1
 SUITE_RUNS = "suites"
-"""Name of the folder, within that of the runs, which holds a folder for each suite run."""
+"""Folder within the folder of runs that has a folder for each suite run."""
 SUITE = "suite.json"
 CANDIDATES_SHOWN = 6
 
@@ -41,7 +41,7 @@ CANDIDATES_SHOWN = 6
 def suite_run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
     """Yield the folders of this user's suite runs that have a ledger, newest first.
 
-    of_all_users: also those of others that we may read.
+    of_all_users: include readable ones of other users.
     """
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         for folder in sorted((runs / SUITE_RUNS).iterdir(), reverse=True):
@@ -52,7 +52,7 @@ def suite_run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Pat
 
 
 def begin(suite: Suite, runs: Path, tags: Sequence[str] = ()) -> LedgerWriter:
-    """Make the folder of a new suite run; return its ledger, which says that it began.
+    """Create the folder of a new suite run; return its ledger, whose first record says that it began.
 
     runs: the folder of runs. tags: those of --only.
 
@@ -80,11 +80,11 @@ def begin(suite: Suite, runs: Path, tags: Sequence[str] = ()) -> LedgerWriter:
 
 
 def _make_place(suites: Path) -> None:
-    """Make the folder of all suite runs, unless it is there: where others may add runs, they may add suite runs.
+    """Create the folder of all suite runs if it is missing: users who may add runs may then also add suite runs.
 
     Raises:
-        NotOurs: what is there is a link, or another user's and theirs to change.
-        OSError: it cannot be made.
+        NotOurs: the path is a link, or the folder belongs to another user and others may write it.
+        OSError: the folder cannot be created.
     """
     make_folder(suites.parent)
     with suppress(FileExistsError):
@@ -102,24 +102,24 @@ def _make_place(suites: Path) -> None:
 
 
 def resume(suite: Suite, runs: Path, suite_run: str | None) -> LedgerWriter:
-    """Return the ledger of a suite run that goes on.
+    """Return the ledger of a suite run to continue.
 
     suite_run: see `find_to_resume`.
 
     Raises:
-        Misuse: there is none, it is of another suite or of other cases, or a process writes it.
+        Misuse: there is none, it belongs to another suite or has other cases, or another process is writing it.
         InfrastructureFailed: the ledger cannot be written.
     """
     return LedgerWriter(find_to_resume(suite, runs, suite_run))
 
 
 def find_to_resume(suite: Suite, runs: Path, suite_run: str | None) -> Path:
-    """Return the folder of a suite run that can go on.
+    """Return the folder of a suite run that can be continued.
 
-    suite_run: its id, or the beginning of it; None for the newest of the suite that has not ended well.
+    suite_run: its id, or the beginning of its id; None for the suite's newest run that has not ended well.
 
     Raises:
-        Misuse: there is none, or it is of another suite or of other cases.
+        Misuse: there is none, or it belongs to another suite or has other cases.
     """
     folder = _newest_to_resume(suite, runs) if suite_run is None else find_suite_run(runs, suite_run)
     begun = fold(read_ledger(folder / LEDGER).records).begun
@@ -138,7 +138,7 @@ def find_to_resume(suite: Suite, runs: Path, suite_run: str | None) -> Path:
 
 
 def find_suite_run(runs: Path, suite_run: str) -> Path:
-    """Return the folder of the suite run with this id, or of the only one whose id begins with it.
+    """Return the folder of the suite run with this id, or with the only id that begins with it.
 
     Raises:
         Misuse: there is none, or several.
@@ -156,7 +156,7 @@ def find_suite_run(runs: Path, suite_run: str) -> Path:
 
 
 def suite_of(suite_run: str) -> str:
-    """Return the suite's name, which each id bears: `20261123-010203-smoke-abc123` is of `smoke`."""
+    """Return the suite's name, which each id contains: `20261123-010203-smoke-abc123` belongs to `smoke`."""
     return "-".join(suite_run.split("-")[2:-1])
 
 
@@ -171,9 +171,9 @@ def _newest_to_resume(suite: Suite, runs: Path) -> Path:
 
 
 def _is_left(suite: Suite, state: SuiteState) -> bool:
-    """Whether the suite run has not ended well, or a case that it was begun for was left out, as by a budget.
+    """Whether the suite run has not ended well, or a case that it should run was left out, for example by a budget.
 
-    One whose runner died before it wrote anything holds nothing to go on with.
+    If its runner died before it wrote a record, there is nothing to continue.
     """
     if state.begun is None:
         return False
@@ -185,7 +185,7 @@ def _is_left(suite: Suite, state: SuiteState) -> bool:
 
 
 def _as_document(suite: Suite) -> dict[str, Any]:
-    """Return what would be measured, as a file would hold it."""
+    """Return everything that would be measured, as a document for a file."""
     return msgspec.json.decode(msgspec.json.encode(suite, enc_hook=str), type=dict[str, Any])
 
 
@@ -211,7 +211,7 @@ def _difference(path: Path, suite: Suite) -> str:
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
-    """Yield each key with different values, and both; the keys of a table that is inside come with theirs."""
+    """Yield each key with different values, and both values; nested tables yield their own keys."""
     for key in {**before, **now}:
         was, is_now = before.get(key), now.get(key)
         if isinstance(was, dict) and isinstance(is_now, dict):

@@ -1,7 +1,7 @@
-"""The ledger of a suite run: what was begun and how it ended, one record a line, from which the run can be resumed.
+"""The ledger of a suite run: what began and how it ended, one record per line, so that the run can be resumed.
 
-Each record is appended by one system call and is on the disk before the next one is written, so that a process that
-dies loses at most the line that it was writing. What a ledger says is a pure function of its records: `fold`.
+Each record is appended by one system call and is on disk before the next one is written, so a process that dies loses
+at most its last line. `fold` computes the state of a ledger from its records alone.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from bench.suite.file import SuiteCase
 from collectors.files import holder_of, open_to_append, schema_version_of, sync_folder, try_lock
 
 SCHEMA_VERSION = 3
-"""3: a case may be dropped."""
+"""Version 3 added dropped cases."""
 LEDGER = "ledger.jsonl"
 
 EndOutcome = Literal["done", "failed", "interrupted"]
 """failed: a case failed or could not run here. interrupted: a person, a signal or the infrastructure ended it."""
 
 MISSING: frozenset[CaseOutcome | None] = frozenset({None, "interrupted", "skipped", "left_out"})
-"""Outcomes of cases that a resumed suite run still has to measure. None: the ledger knows no end of the case."""
+"""Outcomes of cases that a resumed suite run still has to measure. None: the ledger has no end of the case."""
 
 
 # Records
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun", kw_only=True):
-    """The suite run began. digest: of the resolved suite. tags: those of --only; without any, all cases are run."""
+    """The suite run began. digest: of the resolved suite. tags: those of --only; without tags, all cases run."""
 
     suite: str
     suite_run: str
@@ -50,14 +50,14 @@ class Begun(msgspec.Struct, frozen=True, tag="begun", kw_only=True):
 
 
 class Resumed(msgspec.Struct, frozen=True, tag="resumed", kw_only=True):
-    """A further process went on with the suite run."""
+    """Another process continued the suite run."""
 
     time_ns: int
     schema_version: int = SCHEMA_VERSION
 
 
 class CaseBegun(msgspec.Struct, frozen=True, tag="case_begun", kw_only=True):
-    """A case is about to be measured by this run. attempt: 0, and one more after each failure of the infrastructure."""
+    """A run of a case is about to begin. attempt: 0, plus 1 after each failure of the infrastructure."""
 
     case: str
     run: str
@@ -80,8 +80,8 @@ class TrialEnded(msgspec.Struct, frozen=True, tag="trial_ended", kw_only=True):
 class CaseEnded(msgspec.Struct, frozen=True, tag="case_ended", kw_only=True):
     """A case ended, and its results are in the folder of its run.
 
-    run: None of a case that did not run. reason: why it did not end well or did not run, or how a fire drill ended.
-    is_infrastructure: an engine, a node or a disk failed, and not the workload.
+    run: None if the case did not run. reason: why it did not end well or did not run, or how a fire drill ended.
+    is_infrastructure: an engine, a node or a disk failed, not the workload.
     """
 
     case: str
@@ -93,7 +93,7 @@ class CaseEnded(msgspec.Struct, frozen=True, tag="case_ended", kw_only=True):
 
 
 class Reran(msgspec.Struct, frozen=True, tag="reran", kw_only=True):
-    """A case was measured once more, since the gate suspected a change; how the case itself ended stays as it was."""
+    """A case was measured again because the gate suspected a change; its own outcome does not change."""
 
     case: str
     run: str
@@ -124,14 +124,14 @@ class Judgement:
 
 
 def judge(case: SuiteCase, ended: TrialOutcome, cause: FailureCause | None) -> Judgement:
-    """Return how the case ended: a fire drill is done where it ended as expected.
+    """Return how the case ended: a fire drill is done if it ended as expected.
 
-    A case whose disk failed counts as interrupted: it goes on when the suite run is resumed.
+    A case whose disk failed counts as interrupted: it continues when the suite run is resumed.
     """
     expect = case.expect
     is_infrastructure = cause is not None and cause.kind in ("agent", "disk")
     if expect is not None and ended != "interrupted":
-        is_its_kind = not is_infrastructure  # A lost agent is no fault that was found, unless the drill is about it.
+        is_its_kind = not is_infrastructure  # A lost agent counts only if the drill expects it.
         if expect.cause is not None:
             is_its_kind = cause is not None and cause.kind == expect.cause
         if (
@@ -152,16 +152,15 @@ def judge(case: SuiteCase, ended: TrialOutcome, cause: FailureCause | None) -> J
     return Judgement(outcome=outcome, reason=cause.text, is_infrastructure=is_infrastructure)
 
 
-# What the records say
+# The state after the records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseState:
-    """What the ledger says of a case.
+    """The state of a case, according to the ledger.
 
-    run: the one that measures it, or that waits to go on; None of one that never ran. outcome: None as long as its end
-    is unknown.
-    begun_ns, ended_ns: Unix time. trials_done: those that the ledger knows to be complete.
+    run: the run that measures it, or can be resumed; None if it never ran. outcome: None as long as its end is unknown.
+    begun_ns, ended_ns: Unix time. trials_done: trials that the ledger knows to be complete.
     """
 
     run: str | None = None
@@ -175,16 +174,17 @@ class CaseState:
 
     @property
     def run_to_resume(self) -> str | None:
-        """The run whose missing trials are to be measured; None where the case begins anew."""
+        """The run whose missing trials must be measured; None if the case begins with a new run."""
         return self.run if self.outcome in MISSING else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteState:
-    """What a ledger says. begun: None as long as it has no record. outcome: None while it runs or where it died.
+    """The state of a suite run, according to its ledger.
 
-    cases: those that were begun or ended, by name. sessions: times in which a process worked on it, each from its
-    beginning to its last record, in Unix nanoseconds.
+    begun: None if there is no record yet. outcome: None while it runs, and if its runner died. cases: cases that began
+    or ended, by name. sessions: times in which a process worked on it, each from its beginning to its last record, in
+    Unix nanoseconds.
     """
 
     begun: Begun | None = None
@@ -194,21 +194,21 @@ class SuiteState:
 
     @property
     def took_s(self) -> float:
-        """Seconds in which a process worked on the suite run."""
+        """Seconds in which processes worked on the suite run."""
         return sum(last_ns - first_ns for first_ns, last_ns in self.sessions) / 1e9
 
     def case(self, name: str) -> CaseState:
-        """Return what the ledger says of the case; a case that it does not name was not begun."""
+        """Return the state of a case; a case that is not in the ledger has not begun."""
         return self.cases.get(name, CaseState())
 
     def missing(self, names: Iterable[str], *, is_failed_repeated: bool = False) -> tuple[str, ...]:
-        """Return those of the cases that still have to be measured; is_failed_repeated: also those that failed."""
+        """Return the cases that still have to be measured; is_failed_repeated: include failed ones."""
         wanted = MISSING | FAILED if is_failed_repeated else MISSING
         return tuple(name for name in names if self.case(name).outcome in wanted)
 
 
 def fold(records: Iterable[Record]) -> SuiteState:
-    """Return what the records say, in their order. Any beginning of a ledger says something."""
+    """Return the state after these records, in their order. Any beginning of a ledger gives a valid state."""
     state = SuiteState()
     cases: dict[str, CaseState] = {}
     sessions: list[tuple[int, int]] = []
@@ -230,10 +230,10 @@ def fold(records: Iterable[Record]) -> SuiteState:
 
 
 def _after(state: CaseState, record: CaseBegun | TrialEnded | CaseEnded) -> CaseState:
-    """Return what is known of a case after one more record of it."""
+    """Return the state of a case after one more of its records."""
     match record:
         case CaseBegun():
-            is_same = record.run == state.run  # Else it begins anew, and what another run did does not count.
+            is_same = record.run == state.run  # A new run starts over without the trials of the old one.
             return CaseState(
                 run=record.run,
                 attempt=record.attempt,
@@ -246,7 +246,7 @@ def _after(state: CaseState, record: CaseBegun | TrialEnded | CaseEnded) -> Case
         case CaseEnded():
             return replace(
                 state,
-                run=record.run or state.run_to_resume,  # What a left-out case has measured before still counts.
+                run=record.run or state.run_to_resume,  # Earlier trials of a left-out case still count.
                 outcome=record.outcome,
                 reason=record.reason,
                 is_infrastructure=record.is_infrastructure,
@@ -262,7 +262,7 @@ _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The records of a ledger. whole_bytes: its length without what a dead writer left of its last line."""
+    """The records of a ledger. whole_bytes: its length without a last line that a dead writer left incomplete."""
 
     records: tuple[Record, ...]
     whole_bytes: int
@@ -272,7 +272,7 @@ def read_ledger(path: Path) -> Contents:
     """Read a ledger; a last line that is cut off or broken is left out.
 
     Raises:
-        Misuse: there is none, a line before the last is broken, or a newer version wrote it.
+        Misuse: there is no ledger, a line before the last is broken, or a newer version wrote it.
     """
     try:
         data = read_small(path, follows_link=False)
@@ -280,7 +280,7 @@ def read_ledger(path: Path) -> Contents:
         raise Misuse(f"{path} cannot be read: {error.strerror}; `observatory suite show` lists suite runs") from None
     records: list[Record] = []
     whole_bytes = 0
-    *lines, _ = data.split(b"\n")  # After the last line end stands what its writer could not finish.
+    *lines, _ = data.split(b"\n")  # The last item is an unfinished line, or empty.
     for number, line in enumerate(lines, start=1):
         try:
             record = _DECODER.decode(line)
@@ -311,11 +311,11 @@ def _refuse_newer(path: Path, line: bytes) -> None:
 class LedgerWriter:
     """A ledger, open for appending and locked until it is closed. Use it in a `with`.
 
-    folder: the suite run's, which exists. is_resumed: an earlier process has begun the suite run.
+    folder: the suite run's existing folder. is_resumed: an earlier process began the suite run.
 
     Raises:
-        Misuse: another process writes it, or it cannot be resumed; see `read_ledger`.
-        InfrastructureFailed: from each call that writes: the disk is full or gone.
+        Misuse: another process is writing it, or it cannot be resumed; see `read_ledger`.
+        InfrastructureFailed: the disk is full or gone; each call that writes may raise this.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -359,7 +359,7 @@ class LedgerWriter:
 
     @property
     def state(self) -> SuiteState:
-        """What the records say, those of earlier processes included."""
+        """State after all records, including those of earlier processes."""
         return fold(self._records)
 
     def _try_lock(self) -> bool:
@@ -372,10 +372,11 @@ class LedgerWriter:
             ) from None
 
     def write(self, record: Record) -> None:
-        """Append the record; when this returns, it is on the disk.
+        """Append the record; when this returns, the record is on disk.
 
         Raises:
-            InfrastructureFailed: also if another runner has written: some file systems lock within one host only.
+            InfrastructureFailed: the disk is full or gone, or another runner has written to the ledger, since some file
+                systems lock within one host only.
         """
         line = msgspec.json.encode(record) + b"\n"
         try:
@@ -385,11 +386,11 @@ class LedgerWriter:
                     " lock between hosts; end one of them, then `observatory suite run --resume` continues"
                 )
             written = os.write(self._fd, line)
-            if written < len(line):  # The disk filled up in the middle; the next call says so.
+            if written < len(line):  # The disk is full; the next call raises.
                 os.write(self._fd, line[written:])
             os.fsync(self._fd)
         except OSError as error:
-            with suppress(OSError):  # No half line may stay before the next record.
+            with suppress(OSError):  # The next record must not follow half a line.
                 os.ftruncate(self._fd, self._bytes)
             raise self._unwritable(error) from None
         self._bytes += len(line)
@@ -403,13 +404,13 @@ class LedgerWriter:
 
 
 def is_written(folder: Path) -> bool:
-    """Whether a process works on the suite run in this folder."""
+    """Whether a process is working on the suite run in this folder."""
     try:
         fd = os.open(folder / LEDGER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        return not try_lock(fd, fcntl.LOCK_SH)  # Shared, so that two that ask at once do not take each other for it.
+        return not try_lock(fd, fcntl.LOCK_SH)  # Shared: two simultaneous checks do not see each other.
     except OSError:  # The file system has no locks.
         return False
     finally:

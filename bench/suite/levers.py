@@ -1,10 +1,10 @@
-"""Levers: what an option changed, judged against what a textbook claims for it.
+"""Levers: the measured effect of an option, judged against the claim of a textbook.
 
-The rule. The ratio of a claim is the metric's median with the lever on, divided by that with it off, and has a 95 %
-interval. `more`: the whole interval lies above what is claimed; `less`: below it. `as claimed`: the ratio lies within
-what is claimed, and its interval is no wider than that, both as factors. All else is `unsure`: the trials allow more
-than one of these. Where all trials of both cases are equal, as counted bytes are, the ratio is exact and judged by
-itself. `more` and `less` are of the metric, whether that is a cost or a speed.
+The rule: a claim's ratio is the metric's median with the lever on, divided by the median with it off, and has a 95 %
+interval. `more`: the whole interval lies above the claimed range; `less`: below it. `as claimed`: the ratio lies within
+the claimed range, and its interval is no wider than this range, both as factors. Everything else is `unsure`: the
+trials allow more than one of these. If all trials of each case are equal, as counted bytes are, the ratio is exact and
+is judged without an interval. `more` and `less` refer to the metric, whether it is a cost or a speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Verdict = Literal["as claimed", "more", "less", "unsure"]
 
 
 class CaseEnd(Protocol):
-    """What a judgement needs of a case of a suite run: how it ended, and what it measured; see `CaseResult`."""
+    """What a judgement needs from a case of a suite run: how it ended, and what it measured; see `CaseResult`."""
 
     @property
     def name(self) -> str: ...
@@ -36,10 +36,10 @@ class CaseEnd(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A claim for a lever, beside what was measured.
+    """A claim for a lever, with the measured values.
 
-    off, on: the metric without the lever and with it. All three figures are None where the verdict is.
-    verdict: None where the claim cannot be judged. reason: why it cannot, or why it is unsure; None otherwise.
+    off, on: the metric without and with the lever. off, on and ratio are None if the verdict is. verdict: None if the
+    claim cannot be judged. reason: why it cannot be judged, or why it is unsure; None otherwise.
     """
 
     lever: Lever
@@ -60,7 +60,7 @@ def judge_levers(levers: Sequence[Lever], cases: Iterable[CaseEnd]) -> tuple[Jud
 
 
 def judge_ratio(estimated_ratio: EstimatedRatio, claim: Claim) -> tuple[Verdict, str | None]:
-    """Return the verdict on a ratio by the rule above, and why it is unsure."""
+    """Return the verdict on a ratio by the rule above, and the reason if it is unsure."""
     if estimated_ratio.low is None or estimated_ratio.high is None:
         if min(estimated_ratio.numerator_trials, estimated_ratio.denominator_trials) == 1:
             return "unsure", estimated_ratio.why_no_interval
@@ -81,18 +81,24 @@ def judge_ratio(estimated_ratio: EstimatedRatio, claim: Claim) -> tuple[Verdict,
 
 def _judge(lever: Lever, claim: Claim, off: CaseEnd | None, on: CaseEnd | None) -> Judgement:
     try:
-        without, with_it = _measured(lever.off, off, claim), _measured(lever.on, on, claim)
+        off_estimate, on_estimate = _measured(lever.off, off, claim), _measured(lever.on, on, claim)
     except _Absent as absent:
         return Judgement(lever=lever, claim=claim, reason=str(absent))
-    estimated_ratio = ratio(with_it, without)
+    estimated_ratio = ratio(on_estimate, off_estimate)
     verdict, reason = judge_ratio(estimated_ratio, claim)
     return Judgement(
-        lever=lever, claim=claim, off=without, on=with_it, ratio=estimated_ratio, verdict=verdict, reason=reason
+        lever=lever,
+        claim=claim,
+        off=off_estimate,
+        on=on_estimate,
+        ratio=estimated_ratio,
+        verdict=verdict,
+        reason=reason,
     )
 
 
 class _Absent(Exception):
-    """A case has not what a claim is judged by; the message says why."""
+    """A case lacks what a claim is judged by; the message says why."""
 
 
 def _measured(name: str, case: CaseEnd | None, claim: Claim) -> Estimate:

@@ -1,5 +1,4 @@
-"""The plan of a suite on this machine: its cases checked, what each needs, why some cannot run here, and how long all
-take by the history."""
+"""The plan of a suite on this machine: checked cases, their needs, refusals, and time estimates from the history."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ from collectors.settings_file import nearest, shown
 from workloads.spec import LARGEST, Device
 
 RUNS_SEARCHED = 500
-"""Runs of the history, newest first, that tell how long cases take."""
+"""Newest runs of the history that are searched for times of cases."""
 RUNS_TAKEN = 5
-"""Of the runs of a case, the newest so many give its estimate: their median."""
+"""A case's estimate is the median of this many of its newest runs."""
 
 
 class PastRuns(Protocol):
-    """What the plan asks of a history."""
+    """The part of a history that the plan uses."""
 
     def runs(self, limit: int) -> tuple[Summary, ...]:
         """Return the newest runs, newest first."""
@@ -48,12 +47,12 @@ class PastRuns(Protocol):
 class PlannedCase:
     """One case of a suite on this machine.
 
-    case: None where it cannot run here, for the reason that `refusal` says.
-    possible: the case on this machine, or else on one that lacks nothing; None where a package is not installed.
-    crowds: warnings of more processes than cores, of tensor axes that cross nodes, and of a disk that is too small for
-        checkpoints.
-    estimate_s: of all its trials; None where it is unknown, for the reason that `why_no_estimate` says.
-    noise: of its step time, by the newest runs of the history; None where that tells nothing of this case.
+    case: None if it cannot run here; `refusal` says why.
+    possible: the case on this machine, or else on a machine that lacks nothing; None if a package is not installed.
+    crowds: warnings about more processes than cores, tensor axes that cross nodes, or a disk too small for the
+    checkpoints.
+    estimate_s: time of all its trials; None if unknown, and `why_no_estimate` says why.
+    noise: of its step time, from the newest runs of the history; None if these do not show it.
     """
 
     suite_case: SuiteCase
@@ -78,11 +77,11 @@ class SuitePlan:
 def plan_suite(suite: Suite, node: NodeResources, history: PastRuns | str) -> SuitePlan:
     """Return the plan of a suite on a machine; start nothing and write nothing.
 
-    history: what tells how long cases take, or why nothing does.
+    history: source of the time estimates, or the reason why there is none.
 
     Raises:
-        Misuse: no machine can run a case, two are the same, or a baseline does not fit; the message names file, table
-            and key.
+        Misuse: no machine can run a case, two cases are the same, or a baseline does not fit; the message names file,
+            table and key.
         InfrastructureFailed: the history cannot be read.
     """
     checked = [_check(suite_case, node, suite) for suite_case in suite.cases]
@@ -103,9 +102,9 @@ def plan_suite(suite: Suite, node: NodeResources, history: PastRuns | str) -> Su
 
 
 def with_disk_warnings(plan: SuitePlan, runs: Path, *, free: Callable[[Path], int | None] = free_bytes) -> SuitePlan:
-    """Return the plan with a warning at each case whose checkpoints do not fit on the disk of the folder of runs.
+    """Return the plan with a warning for each case whose checkpoints do not fit on the disk of the runs folder.
 
-    A case that keeps checkpoints has one of each trial; otherwise each checkpoint replaces the one before.
+    A case that keeps checkpoints needs one per trial; otherwise each checkpoint replaces the one before.
     """
     left_bytes = free(runs)
     if left_bytes is None:
@@ -129,13 +128,16 @@ def _with_disk_warning(planned: PlannedCase, runs: Path, left_bytes: int) -> Pla
     return replace(planned, crowds=(*planned.crowds, warning))
 
 
-# What no machine can run is a mistake in the file; what only this one cannot is a refusal of the case.
+# A case that no machine can run is a mistake in the file; one that this machine cannot run is a refusal.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checked:
-    """A case that some machine can run. case: on this machine where it can, else on one that lacks nothing; None where
-    only a missing package could tell. refusal: why it cannot run here."""
+    """A case that some machine can run.
+
+    case: on this machine if possible, else on one that lacks nothing; None if a missing package leaves it unknown.
+    refusal: why it cannot run here.
+    """
 
     suite_case: SuiteCase
     case: Case | None
@@ -190,7 +192,7 @@ def _check(suite_case: SuiteCase, node: NodeResources, suite: Suite) -> _Checked
 
 
 def _elsewhere(suite_case: SuiteCase, ranks: int | None, node: NodeResources, suite: Suite) -> Case:
-    """Return a case that this machine cannot run as a machine that lacks nothing would run it.
+    """Return a case that this machine cannot run, as it would run on a machine that lacks nothing.
 
     Raises:
         Misuse: no machine can run it.
@@ -245,12 +247,12 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 def _without_dashes(text: str) -> str:
-    """Return the text with keys in place of options of a command line: `use --warm-up 2` becomes `use warm_up 2`."""
+    """Return the text with keys instead of command-line options: `use --warm-up 2` becomes `use warm_up 2`."""
     return _OPTION.sub(lambda option: option[1].replace("-", "_"), text)
 
 
 def _misuse(suite: Suite, suite_case: SuiteCase, text: str, key: str | None = None) -> Misuse:
-    """Return the error of a case: file, table, key and the text. key: by default the first one in the text."""
+    """Return a case's error with file, table, key and text. key: by default the first key in the text."""
     text, args = _without_dashes(text), suite_case.args
     if key is None:
         keys = [option.partition("=")[0] for option in args.options] + list(args.dimensions)
@@ -264,16 +266,17 @@ def _misuse(suite: Suite, suite_case: SuiteCase, text: str, key: str | None = No
 
 
 def _check_baseline(each: _Checked, baseline: _Checked, suite: Suite) -> None:
-    """Refuse a baseline that gives no scaling efficiency, or another kind than the file declares.
+    """Refuse a baseline that gives no scaling efficiency, or a different kind of it than the file declares.
 
     Raises:
-        Misuse: it has not fewer ranks, is another workload, or its batch fits no scaling, or not the declared one.
+        Misuse: the baseline does not have fewer ranks, is another workload, or its batch fits no scaling, or not the
+            declared scaling.
     """
     suite_case, case, base = each.suite_case, each.case, baseline.case
     if case is None or base is None:
         return
     if case.device != base.device and (each.refusal is not None or baseline.refusal is not None):
-        return  # Where both could run, they would take the same device.
+        return  # If both could run, they would use the same device.
     try:
         scaling = scaling_between(case, base)
     except Misuse as error:
@@ -287,7 +290,7 @@ def _check_baseline(each: _Checked, baseline: _Checked, suite: Suite) -> None:
 
 
 def _refuse_twins(suite: Suite, cases: Mapping[str, Case | None]) -> None:
-    """Refuse two cases that measure the same thing as often, as long and with the same fault.
+    """Refuse two cases that measure the same with equal trials, steps and seed, and the same fault.
 
     Raises:
         Misuse: the message names both.
@@ -297,8 +300,8 @@ def _refuse_twins(suite: Suite, cases: Mapping[str, Case | None]) -> None:
         case = cases[suite_case.name]
         if case is None:
             continue
-        often = (case.trials, case.steps, case.warm_up, case.trace_steps, case.seed)
-        same = (case.key(), often, suite_case.fault, suite_case.instrumentation, suite_case.keep_traces)
+        amount = (case.trials, case.steps, case.warm_up, case.trace_steps, case.seed)
+        same = (case.key(), amount, suite_case.fault, suite_case.instrumentation, suite_case.keep_traces)
         if (twin := first_of.setdefault(same, suite_case)) is not suite_case:
             raise Misuse(
                 f"{suite.path}: [case.{suite_case.table}] {suite_case.name} is the same case as {twin.name}; leave"
@@ -306,20 +309,20 @@ def _refuse_twins(suite: Suite, cases: Mapping[str, Case | None]) -> None:
             )
 
 
-# Time: a run's share of the time in which it was measured in turn with others.
+# Time: a run's share of the time in which it was measured in turn with others
 
 
 def _trial_times(runs: Sequence[Summary]) -> dict[tuple[str, str], list[float]]:
-    """Return the seconds of one step of a trial, start and end included, by case key and hardware, newest first.
+    """Return the seconds per step of a trial, including start and end, by case key and hardware, newest first.
 
-    Cases that are measured in turn share the time from the first's beginning to the last's end, so each instant counts
-    for a run as one divided by the number of runs that had begun and not ended.
+    Cases that are measured in turn share the time from the first one's beginning to the last one's end: at each instant
+    a run's share is 1 / (number of runs that had begun and not ended).
     """
     times: dict[tuple[str, str], list[float]] = {}
     edges = sorted({edge for run in runs for edge in (run.started_ns, run.ended_ns)})
     begun = sorted(run.started_ns for run in runs)
     ended = sorted(run.ended_ns for run in runs)
-    # Seconds from the first edge to each, every instant divided by the number of runs under way.
+    # Seconds from the first edge to each edge, with every instant divided by the number of active runs.
     share_s = [0.0]
     for before, after in pairwise(edges):
         active = bisect_right(begun, before) - bisect_right(ended, before)
@@ -334,7 +337,7 @@ def _trial_times(runs: Sequence[Summary]) -> dict[tuple[str, str], list[float]]:
 
 
 def _steps(case: Case) -> int:
-    """Return the steps of a trial, or the calls of each of a probe's measurements."""
+    """Return the steps of a trial, or the calls per measurement of a probe."""
     return case.warm_up + case.steps + case.trace_steps
 
 
@@ -354,7 +357,7 @@ def _planned(
     if node.cluster is None:
         hardware = hardware_here(case.device, cores=node.cores, gpus=node.gpus.gpus)
         hardware += "" if node.nodes == 1 else f", as {node.nodes} nodes"
-    else:  # A cluster names its hardware otherwise than runs do: that of the newest run of the case.
+    else:  # Clusters and runs name hardware differently: use that of the newest run.
         hardware = next((hardware for key, hardware in times if key == case.key()), "any hardware")
     past = times.get((case.key(), hardware), ())[:RUNS_TAKEN]
     if suite_case.fault is not None:
@@ -367,21 +370,21 @@ def _planned(
     return replace(planned, estimate_s=estimate_s)
 
 
-# Which cases are run: by their tags, and by a budget of time.
+# Which cases run: by their tags, and by a budget of time
 
 EXTRA = "extra"
-"""Tag of cases that run only where they are asked for: what they need or take is out of proportion."""
+"""Tag of cases that run only on request, because their needs or their time are out of proportion."""
 ALL = "all"
-"""In place of a tag: every case."""
+"""Special tag that chooses every case."""
 
 
 def chosen(suite: Suite, only: Collection[str]) -> frozenset[str]:
-    """Return the names of the cases with one of these tags, and of those that they are compared with.
+    """Return the names of the cases with one of these tags, and of the cases that they are compared with.
 
-    only: `all` are all cases; without any tag, all but those tagged `extra`.
+    only: `all` chooses all cases; without any tag, all but those tagged `extra` are chosen.
 
     Raises:
-        Misuse: no case has a tag.
+        Misuse: no case has one of the tags.
     """
     known = {tag for suite_case in suite.cases for tag in suite_case.tags}
     for tag in only:
@@ -400,11 +403,12 @@ def chosen(suite: Suite, only: Collection[str]) -> frozenset[str]:
 
 
 def within_budget(plan: SuitePlan, budget_s: float) -> tuple[tuple[PlannedCase, ...], tuple[PlannedCase, ...]]:
-    """Return the cases that fit into a budget, and those that are left out, each in the suite's order.
+    """Return the cases that fit into a budget, and the cases that do not, each in the suite's order.
 
-    Cases of higher importance come first, of equal importance in the suite's order, each together with what it is
-    compared with: its baseline, and the other side of its levers. A case of unknown time takes nothing of the budget:
-    it is kept, and whoever runs the suite leaves it out when the time is up. Cases that cannot run here are in neither.
+    Cases of higher importance come first; cases of equal importance follow the suite's order. Each case comes together
+    with the cases it is compared with: its baseline, and the other side of its levers. A case of unknown time takes
+    nothing from the budget and is included; the suite's runner leaves it out when the time is up. Neither list has
+    cases that cannot run here.
     """
     runnable = {planned.suite_case.name: planned for planned in plan.cases if planned.refusal is None}
     partners = _partners(plan.suite)
@@ -421,10 +425,10 @@ def within_budget(plan: SuitePlan, budget_s: float) -> tuple[tuple[PlannedCase, 
 
 
 def left_out(plan: SuitePlan, only: Collection[str] = (), budget_s: float | None = None) -> dict[str, str]:
-    """Return why cases that could run here are left out, by their names: tags, see `chosen`, or a budget.
+    """Return why runnable cases are left out, by name: because of their tags, see `chosen`, or the budget.
 
     Raises:
-        Misuse: no case has a tag, or not one case is left.
+        Misuse: no case has one of the tags, or no case fits the budget.
     """
     names = chosen(plan.suite, only)
     why = f"without the tag {' or '.join(only)}" if only else f"tagged {EXTRA}; --only {EXTRA} or --only {ALL} runs it"
@@ -444,7 +448,7 @@ def left_out(plan: SuitePlan, only: Collection[str] = (), budget_s: float | None
 
 
 def _partners(suite: Suite) -> dict[str, set[str]]:
-    """Return what each case is compared with."""
+    """Return the cases that each case is compared with."""
     partners = {
         suite_case.name: set() if suite_case.baseline is None else {suite_case.baseline} for suite_case in suite.cases
     }

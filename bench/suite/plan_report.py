@@ -1,4 +1,4 @@
-"""Prints the plan of a suite: its cases, what each needs, how long it takes, and why some cannot run here."""
+"""Print the plan of a suite: its cases, their needs, their time, and why some cannot run here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_plan(
 ) -> None:
     """Print the plan in the requested format.
 
-    left_out: why cases are not run that could be, by their names. cluster: whose nodes it was planned by.
+    left_out: why runnable cases are left out, by name. cluster: the cluster whose nodes the plan uses.
     """
     rows = [_row(planned, left_out.get(planned.suite_case.name)) for planned in plan.cases]
     write(
@@ -58,7 +58,7 @@ def print_plan(
 
 
 def cluster_lines(cluster: Capacity | None) -> list[str]:
-    """Return what a cluster tells of its nodes, and what it would be asked for; nothing of this machine."""
+    """Return what is known about a cluster's nodes, and what it would be asked for; nothing for this machine."""
     if cluster is None:
         return []
     has = [f"{cluster.cores} cores"] if cluster.cores is not None else []
@@ -71,10 +71,10 @@ def cluster_lines(cluster: Capacity | None) -> list[str]:
 
 
 def _row(planned: PlannedCase, left_out: str | None) -> dict[str, Any]:
-    """Return all that is planned of a case."""
+    """Return everything that is planned for a case."""
     suite_case, case, noise = planned.suite_case, planned.possible, planned.noise
     args = suite_case.args
-    # The smallest change of the step that one night shows, and how many trials show one of 3 %, where that is known.
+    # The smallest change of the step that one night detects, and the trials needed to detect 3 %, if known.
     night_change = Absent(reason="") if noise is None else smallest_of_night(noise, args.trials)
     needed = Absent(reason="") if noise is None else trials_a_night(noise)
     nodes = max(suite_case.needs.nodes, 1 if case is None else case.nodes)
@@ -95,7 +95,7 @@ def _row(planned: PlannedCase, left_out: str | None) -> dict[str, Any]:
             suite_case.needs.gpus, math.ceil(case.ranks / nodes) if case is not None and case.backend == "nccl" else 0
         ),
         "nodes": nodes,
-        # Of the first rank or of the last, whichever needs more.
+        # The first or the last rank, whichever needs more.
         "rank_bytes": None if case is None else max(least_bytes(case, rank) for rank in {0, case.ranks - 1}),
         "limit_s": suite_case.limit_s,
         "fault": suite_case.fault,
@@ -132,7 +132,7 @@ def _page(plan: SuitePlan, rows: Sequence[Mapping[str, Any]], cluster: Capacity 
     columns = ["case", "ranks", "on", "each at\nleast", "trials\nx steps", "takes", "a night\nshows"]
     if all(row[-1] == "-" for row in cells):
         columns.pop()
-    # Names are folded where the terminal is narrow: nothing else is long.
+    # Names are folded on narrow terminals: nothing else is long.
     yield Table(columns, [row[: len(columns)] for row in cells], words=(0, 2), unbroken=range(1, len(columns)))
     yield ""
     for heading, name in (("cannot run here", "refusal"), ("left out", "left_out")):
@@ -147,18 +147,18 @@ def _page(plan: SuitePlan, rows: Sequence[Mapping[str, Any]], cluster: Capacity 
 
 
 def _noise_lines(planned: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what the column of what a night shows is, and which cases need more trials; nothing where no case has it.
+    """Explain the column "a night shows", and list cases that need more trials; yield nothing if no case has a value.
 
-    `observatory compare --aa` tells how the noise comes about.
+    `observatory compare --aa` shows where the noise comes from.
     """
-    known = [row for row in planned if row["night_change_ratio"] is not None]
-    if not known:
+    rows = [row for row in planned if row["night_change_ratio"] is not None]
+    if not rows:
         return
     yield (
         "a night shows: smallest change of the step time that the gate suspects on its first night, with 80 % power,"
         " given the noise of past nights"
     )
-    needed = [(row, row["trials_for_3_percent"]) for row in known]
+    needed = [(row, row["trials_for_3_percent"]) for row in rows]
     if more := [f"{row['case']} {count}" for row, count in needed if count and count > row["trials"]]:
         yield f"to detect {100 * WANTED_CHANGE:g} % in one night, use more trials: {_joined(more)}"
     if never := [row["case"] for row, count in needed if count is None]:
@@ -171,7 +171,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _sum(planned: Sequence[Mapping[str, Any]]) -> str:
-    """Return what all cases take together, and how many of unknown time come on top."""
+    """Return the time of all cases together, and the number of further cases of unknown time."""
     known = [row["estimate_s"] for row in planned if row["estimate_s"] is not None]
     words = [f"{plural(len(known), 'case')} in about {duration(sum(known))}"] if known else []
     if unknown := [row for row in planned if row["estimate_s"] is None]:

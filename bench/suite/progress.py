@@ -1,4 +1,4 @@
-"""Shows how far a run or a suite is: on a terminal in place, elsewhere by a line for each trial or case."""
+"""Show the progress of a run or a suite: in place on a terminal, elsewhere as a line for each trial or case."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from collectors.metrics.metric import Metric
 from collectors.metrics.rank import ALLOCATED_BYTES, OVERLAP_RATIO, RESIDENT_BYTES, TOKENS_PER_SECOND
 from collectors.sample_log import Follower, NewerSchema, Reading
 
-# A run: its cases in turn.
+# A run: its cases in turn
 
 
 class Progress(Listener):
-    """One bar for each case, over all its trials and steps; to be used in a `with`.
+    """One bar for each case, over all its trials and steps. Use it in a `with`.
 
-    is_drawn: draw bars, else tell when each trial begins; None draws on a terminal. is_long: also tell when a trial has
-    measured all its steps. clock_s: monotonic.
+    is_drawn: draw bars instead of printing a line when each trial begins; None draws on a terminal. is_long: also print
+    a line when a trial has measured all its steps. clock_s: monotonic.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Progress(Listener):
         self._is_long = is_long
         self._tell, self._clock_s = tell, clock_s
         self._begun_s = clock_s()
-        self._announcements: set[tuple[int, int, str]] = set()  # By the identity of the order, and by trial.
+        self._announcements: set[tuple[int, int, str]] = set()  # By identity of the order, trial and text.
         self.bars = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -80,7 +80,7 @@ class Progress(Listener):
         self.bars.stop()
 
     def progressed(self, order: CaseOrder, trial: int, steps: int) -> None:
-        """Show how many steps, warm-up included, or measurements the slowest rank of the trial has finished."""
+        """Show the steps (including warm-up) or measurements that the slowest rank of the trial has finished."""
         case = order.case
         self._say_once(order, trial, "begins")
         if self._is_long and steps >= case.positions():
@@ -103,28 +103,28 @@ def _title(order: CaseOrder) -> str:
 
 
 def _place(case: Case, trial: int, steps: int) -> str:
-    """Return where a trial is; steps beyond those of the case are instrumented."""
+    """Return the position within a trial; steps beyond the case's own are instrumented."""
     word = "step" if case.model is not None else "measurement"
     is_instrumented = steps > case.positions()
     now = "traced and memory steps" if is_instrumented else f"{word} {steps} of {case.positions()}"
     return f"trial {trial + 1} of {case.trials}, {now}"
 
 
-# A suite: the whole, and the case that is measured now.
+# A suite: the whole, and the present case
 
 FIGURES_S = 1.0
-"""How often the present figures are read from the logs of the present run."""
+"""Seconds between two readings of the present run's logs for its newest figures."""
 
 
 class _PresentFigures:
-    """The newest figures of a run, from its ranks' logs: throughput, memory and overlap, where the logs have them."""
+    """The newest figures from the logs of a run's ranks: throughput, memory and overlap, if the logs have them."""
 
     def __init__(self, run: Run) -> None:
         self._followers = [Follower(run.folder / f"rank{rank}.jsonl") for rank in range(run.case.ranks)]
         self._newest: list[dict[str, float]] = [{} for _ in self._followers]
 
     def read(self) -> None:
-        """Take what was appended to the logs; a log that cannot be read tells nothing more."""
+        """Read what was appended to the logs; a log that cannot be read gives no new figures."""
         for follower, newest in zip(self._followers, self._newest, strict=True):
             with suppress(OSError, NewerSchema):
                 for record in follower.newest():
@@ -132,7 +132,7 @@ class _PresentFigures:
                         newest.update({sample.metric: sample.value for sample in record.samples if not sample.labels})
 
     def words(self) -> list[str]:
-        """Return the figures for people: all ranks' tokens, the memory of the rank that has most, the least overlap."""
+        """Return the figures as texts: tokens of all ranks, memory of the largest rank, and the smallest overlap."""
         words = []
         if rates := self._of(TOKENS_PER_SECOND):
             words.append(f"{digits(sum(rates))} tokens/s")
@@ -147,11 +147,10 @@ class _PresentFigures:
 
 
 class SuiteProgress(Display):
-    """Lines that change on a terminal, of the whole and of the present case; elsewhere a line for each case that
-    begins or ends. Use it in a `with`.
+    """Changing lines on a terminal, for the suite and the present case; elsewhere a line when a case begins or ends.
 
-    is_drawn: draw on the terminal; None draws where there is one. is_long: also tell when trials end. is_quiet: tell
-    nothing. console, tell, clock_s: as in `Progress`.
+    Use it in a `with`. is_drawn: draw on the terminal; None draws if there is one. is_long: also print a line when a
+    trial ends. is_quiet: print nothing. console, tell, clock_s: as in `Progress`.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class SuiteProgress(Display):
         self._begun_s: dict[str, float] = {}
         self._trials_left: dict[str, int] = {}
         self._figures: dict[str, _PresentFigures] = {}
-        self._place = self._newest = ""  # Of the present case: where it is, and its newest figures.
+        self._place = self._newest = ""  # Of the present case: its position, its newest figures.
         self._read_s = float("-inf")
         self._console = console or Console(stderr=True)
         self._live = Live(
@@ -195,9 +194,9 @@ class SuiteProgress(Display):
         self._live.stop()
 
     def drawn(self) -> Text:
-        """Return the lines as they are now; figures that find no room beside their case have a line of their own.
+        """Return the lines as they are now; figures that do not fit on the case's line get a line of their own.
 
-        Each is cut where the terminal ends.
+        Each line is cut at the width of the terminal.
         """
         whole = f"{self._suite}: {self._done} of {self._total} done, {self._failing} failing, {self._time_left()}"
         present = ", ".join(filter(None, (self._place, self._newest)))
@@ -206,18 +205,18 @@ class SuiteProgress(Display):
         return Text("\n".join(filter(None, (whole, present))), no_wrap=True, overflow="ellipsis")
 
     def tell(self, line: str) -> None:
-        """Show a line that stays."""
+        """Print a line that stays."""
         if not self._is_quiet:
             self._tell(line)
 
     def begins(self, cases: Sequence[PlannedCase]) -> None:
-        """Count what is to come."""
+        """Count the cases to come."""
         self._open_cases = {planned.suite_case.name: planned for planned in cases}
         self._total = len(cases)
         self.tell(f"suite {self._suite}: {self._time_left()}")
 
     def case_begins(self, planned: PlannedCase, run: Run) -> None:
-        """Tell that the case begins."""
+        """Print that the case begins."""
         name = planned.suite_case.name
         self._figures = {name: _PresentFigures(run)} | {
             other: figures for other, figures in self._figures.items() if other in self._open_cases
@@ -229,7 +228,7 @@ class SuiteProgress(Display):
             self.tell(f"{name} begins: {size}{about}; run {run.id}")
 
     def steps(self, planned: PlannedCase, trial: int, steps: int) -> None:
-        """Show where the present case is, and its newest figures."""
+        """Show the position of the present case, and its newest figures."""
         case = planned.case
         if not self._is_drawn or case is None:
             return
@@ -242,7 +241,7 @@ class SuiteProgress(Display):
         self._newest = ", ".join(figures.words())
 
     def trial_ended(self, planned: PlannedCase, ended: TrialEnded) -> None:
-        """Count it, and tell it to those who want to hear more."""
+        """Count the trial, and print a line if details are wanted."""
         if planned.case is not None:
             self._trials_left[planned.suite_case.name] = planned.case.trials - ended.trial - 1
         if self._is_long:
@@ -250,7 +249,7 @@ class SuiteProgress(Display):
             self.tell(f"{planned.suite_case.name}: trial {ended.trial + 1} {how}")
 
     def case_ended(self, planned: PlannedCase, judgement: Judgement, summary: Summary | None) -> None:
-        """Count the case, and tell how it ended."""
+        """Count the case, and print how it ended."""
         name = planned.suite_case.name
         self._open_cases.pop(name, None)
         self._place = self._newest = ""
@@ -269,7 +268,7 @@ class SuiteProgress(Display):
         self.tell(f"{name}: {words}{after}: {reason}")
 
     def _time_left(self) -> str:
-        """Return the time left by the estimates of the cases that have not ended."""
+        """Return the remaining time, from the estimates of the cases that have not ended."""
         if not self._open_cases:
             return "no case left"
         known_s = [

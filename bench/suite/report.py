@@ -1,4 +1,4 @@
-"""Suite runs as tables, JSON and CSV: the list of them, one with all its cases, and the judgements on its levers."""
+"""Suite runs as tables, JSON and CSV: the list of suite runs, one suite run with all its cases, and its levers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from collectors.metrics.results import RUN_STEP_SECONDS, RUN_TOKENS_PER_SECOND
 from workloads.core.precision_options import WEIGHTS
 
 ORDER = ("done", "failed", "timed_out", "interrupted", "skipped", "left_out", "dropped")
-"""Outcomes of cases in the order in which they are counted."""
+"""Outcomes of cases, in the order in which reports count them."""
 
 
 def counted(result: SuiteResult) -> str:
-    """Return how many cases ended in which way: `5 done, 1 failed, 2 skipped`."""
+    """Return the number of cases with each outcome: `5 done, 1 failed, 2 skipped`."""
     drills = sum(case.is_expected_failure for case in result.cases)
     words = []
     for outcome in ORDER:
@@ -77,7 +77,7 @@ CASE_COLUMNS = (
 
 
 def print_suite(result: SuiteResult, format_name: str, console: Console | None = None) -> None:
-    """Print a suite run: what was measured, what failed and why, what did not run and why, and what it took."""
+    """Print a suite run: results, failures with their causes, cases that did not run and why, and the time it took."""
     write(
         format_name,
         _page(result),
@@ -106,7 +106,7 @@ def _page(result: SuiteResult) -> Iterator[Block]:
 
 
 def suite_lines(result: SuiteResult) -> list[str]:
-    """Return what stands below the table of a suite run: failures, cases that did not run, notes, and the total."""
+    """Return the lines below the table of a suite run: failures, cases that did not run, notes, and the total."""
     lines = list(result.preflight)
     lines += [
         f"{case.name}: {case.words}: {case.reason}" for case in result.named("failed", "timed_out", "interrupted")
@@ -134,7 +134,7 @@ def suite_lines(result: SuiteResult) -> list[str]:
 
 
 def _weights_lines(result: SuiteResult) -> list[str]:
-    """Return a line where cases in bf16 keep weights differently: their throughputs do not compare strategies."""
+    """Return a line if bf16 cases store weights differently, because their throughputs are then not comparable."""
     names = grouped(
         (str(WEIGHTS.of(case.summary.case)), case.name)
         for case in result.cases
@@ -147,7 +147,7 @@ def _weights_lines(result: SuiteResult) -> list[str]:
 
 
 def _row(result: SuiteResult, case: CaseResult) -> dict[str, object]:
-    """Return a case as a row of CSV."""
+    """Return a case as a CSV row."""
     row: dict[str, object] = {
         "suite_run": result.id,
         "case": case.name,
@@ -172,7 +172,7 @@ def _row(result: SuiteResult, case: CaseResult) -> dict[str, object]:
 
 
 def _document(result: SuiteResult) -> dict[str, Any]:
-    """Return a suite run for JSON, with the whole summary of each case."""
+    """Return a suite run as a document for JSON, with the whole summary of each case."""
     return {
         "suite_run": result.id,
         "suite": result.suite,
@@ -198,7 +198,7 @@ def _document(result: SuiteResult) -> dict[str, Any]:
     }
 
 
-# Levers: what is claimed, what was measured, and the verdict
+# Levers: claims, measured values and verdicts
 
 LEVER_COLUMNS = (
     *("lever", "off", "on", "metric", "labels", "off_median", "on_median", "ratio", "ratio_low", "ratio_high"),
@@ -207,14 +207,14 @@ LEVER_COLUMNS = (
 
 
 def print_levers(judgements: Sequence[Judgement], format_name: str, console: Console | None = None) -> None:
-    """Print each claim with its verdict; in a table also why a claim is unsure or cannot be judged."""
+    """Print each claim with its verdict; a table also says why a claim is unsure or cannot be judged."""
     rows = lever_rows(judgements)
     page = _levers(judgements)
     write(format_name, page, lambda: rows, rows, LEVER_COLUMNS, console)
 
 
 def lever_rows(judgements: Sequence[Judgement]) -> list[dict[str, object]]:
-    """Return the judgements for JSON and CSV; a claim that cannot be judged has no verdict."""
+    """Return the judgements as rows for JSON and CSV; a claim that cannot be judged has no verdict."""
     return [
         {
             "lever": judged.lever.name,
@@ -256,7 +256,7 @@ def _levers(judgements: Sequence[Judgement]) -> Iterator[Block]:
 
 
 def _times(ratio: EstimatedRatio) -> str:
-    """Return the ratio for people: `1.35 [1.28, 1.41]`."""
+    """Return the ratio for display: `1.35 [1.28, 1.41]`."""
     if ratio.low is None or ratio.high is None:
         return digits(ratio.value)
     return f"{digits(ratio.value)} {_between(ratio.low, ratio.high)}"

@@ -1,4 +1,4 @@
-"""Measures cases again in the same night if the gate suspects that they changed."""
+"""Measure cases again in the same night if the gate suspects that they changed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ RERUN_TRIALS = 3
 """Trials of a rerun: the fewest that a robust centre needs."""
 
 ATTEMPTS = 2
-"""How often a group is measured if the engine fails; after that the reruns end."""
+"""How often a group is tried if the engine fails; after that the reruns end."""
 
 Suspects = Callable[[History, str, str], Mapping[str, bool]]
-"""Called with the history, the suite and the suite run; returns the cases to measure again, most suspicious first, each
-with whether its scaling efficiency is suspected, so that its baseline is measured again in turn with it."""
+"""Called with the history, the suite and the suite run; returns the cases to measure again, most suspicious first. The
+value says whether a case's scaling efficiency is suspected, so that its baseline is measured again in turn with it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerunsEnd:
     """How the reruns of a suite run ended.
 
-    is_interrupted: by a person. failure: what left suspicions without a rerun, other than the budget. failed: a line
-    for each case whose own rerun failed.
+    is_interrupted: by a person. failure: why suspected cases were not measured again, other than the budget. failed: a
+    line for each case whose own rerun failed.
     """
 
     is_interrupted: bool = False
@@ -47,7 +48,7 @@ class RerunsEnd:
 class Reruns(Listener):
     """Measures reruns of a suite run.
 
-    order_of: returns the order of a case as the suite has it. watch: called again and again while ranks measure.
+    order_of: returns a case's order as defined by the suite. watch: called repeatedly while ranks measure.
     """
 
     plan: SuitePlan
@@ -61,7 +62,7 @@ class Reruns(Listener):
         self.watch()
 
     def run(self, suspects: Suspects, left_s: float | None) -> RerunsEnd:
-        """Measure the suspected cases again, as far as they fit into the remaining time; return how that ended.
+        """Measure the suspected cases again, as far as they fit into the remaining time; return how this ended.
 
         A failure ends only the reruns: the suite run itself is complete.
         """
@@ -87,14 +88,14 @@ class Reruns(Listener):
                 failed += _failures(group, measured)
                 if measured.is_interrupted:
                     return RerunsEnd(is_interrupted=True)
-                if isinstance(engine, ClusterEngine):  # It lacks the nodes that it left out for this group.
+                if isinstance(engine, ClusterEngine):  # It lacks the nodes that were dropped for this group.
                     self.session.stop_engine()
         except (InfrastructureFailed, Misuse) as error:  # Misuse: an earlier night cannot be read.
             return RerunsEnd(failure=f"the reruns ended: {error}", failed=tuple(failed))
         return RerunsEnd(failed=tuple(failed))
 
     def _fitting(self, suspected: Mapping[str, bool], left_s: float | None) -> list[list[PlannedCase]]:
-        """Return the cases to measure again, each with its baseline if that is needed, as far as time allows."""
+        """Return the cases to measure again, each with its baseline if needed, as far as time allows."""
         by_name = {planned.suite_case.name: _short(planned) for planned in self.plan.cases if planned.case is not None}
         fitting = []
         for name, is_efficiency in suspected.items():
@@ -112,7 +113,7 @@ class Reruns(Listener):
         return fitting
 
     def separate(self, nodes: int) -> Engine:
-        """Return an engine on other nodes than those that measured the case, if the allocation has enough.
+        """Return an engine on nodes other than those that measured the case, if the allocation has enough.
 
         Raises:
             InfrastructureFailed: no engine can be opened, or its agents do not connect.
@@ -131,7 +132,8 @@ class Reruns(Listener):
             InfrastructureFailed: the engine failed, and was stopped; what was complete is stored.
         """
         with self.session.measure([_as_rerun(self.order_of(planned)) for planned in group], self) as measured:
-            # As the suite measures both in one block or not: only efficiencies of the same origin are comparable.
+            # As in the suite: both in one block or not, since only efficiencies with the same kind of baseline are
+            # comparable.
             is_beside = len({planned.suite_case.block for planned in group}) == 1
             baselines = {
                 rerun.run: NamedBaseline(summary=measured.summaries[0], is_beside=is_beside)

@@ -1,4 +1,4 @@
-"""What a suite run gave, read again: how its cases ended, by its ledger, and what they measured, by their runs."""
+"""The results of a suite run, read from disk: how its cases ended (ledger), and what they measured (runs)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from bench.suite.ledger import LEDGER, CaseState, fold, is_written, read_ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """How one case ended. outcome: None where it has not ended. reason: why it did not end well, or did not run.
+    """How one case ended.
 
-    run: the one that measured it. summary: what it measured; None where it did not run or its files are gone.
+    outcome: None if it has not ended. reason: why it did not end well, or did not run. run: the run that measured it.
+    summary: its results; None if it did not run or its files are gone.
     """
 
     name: str
@@ -40,7 +41,7 @@ class CaseResult:
 
     @property
     def words(self) -> str:
-        """The outcome for people."""
+        """The outcome for display."""
         if self.is_expected_failure:
             return "failed as expected"
         return "missing" if self.outcome is None else self.outcome.replace("_", " ")
@@ -50,10 +51,9 @@ class CaseResult:
 class SuiteResult:
     """How a suite run ended. outcome: "running" while a process works on it.
 
-    cases: in the suite's order. levers: those that the suite judges.
-    took_s: time in which a process worked on it; None where that is not known.
-    folder: None where it is not on this machine: then cases that did not run are not named.
-    preflight: a line on each thing that was wrong with a node before it, was not measured, or had changed.
+    cases: in the suite's order. levers: those that the suite judges. took_s: time in which processes worked on it; None
+    if unknown. folder: None if it is not on this machine; then cases that did not run are not listed. preflight: a line
+    for each finding, missing check or change on a node before the run.
     """
 
     id: str
@@ -70,14 +70,14 @@ class SuiteResult:
     preflight: tuple[str, ...] = ()
 
     def named(self, *outcomes: CaseOutcome | None) -> list[CaseResult]:
-        """Return the cases that ended so."""
+        """Return the cases with these outcomes."""
         return [case for case in self.cases if case.outcome in outcomes]
 
 
 def read_result(folder: Path, *, has_summaries: bool = True) -> SuiteResult:
     """Read the result of the suite run in this folder.
 
-    has_summaries: read what the cases measured, too.
+    has_summaries: also read what the cases measured.
 
     Raises:
         Misuse: its ledger cannot be read or is empty, or a newer version wrote it.
@@ -98,7 +98,7 @@ def read_result(folder: Path, *, has_summaries: bool = True) -> SuiteResult:
     return SuiteResult(
         id=folder.name,
         suite=state.begun.suite,
-        outcome="running" if is_running else state.outcome or "interrupted",  # Without an end its runner died.
+        outcome="running" if is_running else state.outcome or "interrupted",  # No end: its runner died.
         started_ns=state.begun.time_ns,
         ended_ns=None if is_running else last_ns,
         took_s=state.took_s,
@@ -121,7 +121,7 @@ def _preflight(folder: Path) -> tuple[str, ...]:
 
 
 def result_of_record(record: SuiteRecord, summaries: Sequence[Summary] = ()) -> SuiteResult:
-    """Return the result of a suite run whose folder is not here, as far as the history tells.
+    """Return the result of a suite run whose folder is not here, as far as the history has it.
 
     summaries: of its runs, newest first.
     """
@@ -151,7 +151,7 @@ def result_of_record(record: SuiteRecord, summaries: Sequence[Summary] = ()) -> 
 
 
 def with_summaries(result: SuiteResult, summaries: Iterable[Summary]) -> SuiteResult:
-    """Return the result with these summaries for ended cases that have none: the folders of their runs are gone."""
+    """Return the result with these summaries for ended cases that have none because their run folders are gone."""
     by_run = {summary.run: summary for summary in summaries}
     return replace(
         result,
@@ -169,7 +169,7 @@ class _Case(msgspec.Struct):
 
 
 class _Declared(msgspec.Struct):
-    """What is read again of suite.json: all cases, also those that the ledger does not name yet, and the levers."""
+    """The parts of suite.json that are read: all cases, including those not yet in the ledger, and the levers."""
 
     cases: tuple[_Case, ...] = ()
     levers: tuple[Lever, ...] = ()

@@ -1,4 +1,4 @@
-"""Runs a suite block by block, repeats what the infrastructure broke, and writes each step to a ledger for a resume."""
+"""Run a suite block by block, repeat what the infrastructure broke, and write each step to a ledger for a resume."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from collectors.files import is_ours
 from workloads.cost_models.absent import Absent
 
 SAVED_S = 10.0
-"""Least time between two records of a suite run in the history while a case goes on."""
+"""Least time between two records of a suite run in the history while a case runs."""
 ENGINE_ATTEMPTS = 3
-"""How often an engine is opened before the suite ends: without one, no case can run."""
+"""How often opening an engine is tried before the suite ends: without an engine, no case can run."""
 
 
 class Display:
-    """Notified of the progress of a suite run; this one shows nothing. The suite waits for each call to return."""
+    """Is notified of the progress of a suite run; this one shows nothing. The suite waits for each call to return."""
 
     def tell(self, line: str) -> None:
         """Show a line that stays."""
 
     def begins(self, cases: Sequence[PlannedCase]) -> None:
-        """These cases are to be measured; a budget may leave some out later."""
+        """These cases will be measured; a budget may leave some out later."""
 
     def case_begins(self, planned: PlannedCase, run: run_dir.Run) -> None:
         """The run's folder exists, and its first missing trial is next."""
 
     def steps(self, planned: PlannedCase, trial: int, steps: int) -> None:
-        """The slowest rank of the trial has finished so many steps."""
+        """The slowest rank of the trial has finished this many steps."""
 
     def trial_ended(self, planned: PlannedCase, ended: TrialEnded) -> None:
         """A trial has ended, successfully or not."""
@@ -62,9 +62,10 @@ class Display:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteEnd:
-    """How a suite run ended. is_interrupted: by a person or a signal. failure: of the infrastructure, which ended it.
+    """How a suite run ended.
 
-    reruns: how the reruns of suspected cases ended; its outcome does not include them.
+    is_interrupted: by a person or a signal. failure: the failure of the infrastructure that ended it, if any. reruns:
+    how the reruns of suspected cases ended; `outcome` does not include them.
     """
 
     outcome: EndOutcome
@@ -76,7 +77,7 @@ class SuiteEnd:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A case of the block that still has to be measured. folder: of the run to resume; None begins a new one."""
+    """A case of the block that still has to be measured. folder: of the run to resume; None begins a new run."""
 
     planned: PlannedCase
     folder: Path | None
@@ -94,12 +95,12 @@ class _Ended:
 
 @dataclass(slots=True)
 class SuiteRunner(Listener):
-    """Measures the chosen cases of a plan. The ledger, which is open, is the only state that outlives the process.
+    """Measures the chosen cases of a plan. The open ledger is the only state that outlives the process.
 
-    budget_s: for the whole, from the beginning of the run. suspects: names what is measured again at the end; None:
-    nothing is. pairs: measures pairs of source trees after that; called with the runner and the seconds left, returns
-    whether a person interrupted it; None: nobody does. referee: ends cases early, and has every other round take the
-    cases in reverse; None: nobody does. clock_s: monotonic.
+    budget_s: for everything, from the beginning of the run. suspects: returns the cases to measure again at the end;
+    None: no reruns. pairs: measures pairs of source trees after that; called with the runner and the seconds left,
+    returns whether a person interrupted it; None: no pairs. referee: ends cases early, and reverses the order of cases
+    in every other round; None: no case ends early. clock_s: monotonic.
     """
 
     plan: SuitePlan
@@ -119,7 +120,7 @@ class SuiteRunner(Listener):
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
 
     def run(self, choice: Choice) -> SuiteEnd:
-        """Measure the cases; whatever happens, what was completed is kept, and the ledger says how it ended."""
+        """Measure the cases; whatever happens, completed work is kept, and the ledger says how the suite run ended."""
         begun_s = self.clock_s()
         failure: InfrastructureFailed | None = None
         try:
@@ -141,14 +142,14 @@ class SuiteRunner(Listener):
             self._is_interrupted = True
         except InfrastructureFailed as error:
             failure = error
-        except Misuse as error:  # A run to resume cannot be resumed, since a process works on it.
+        except Misuse as error:  # Another process is working on the run to resume.
             failure = InfrastructureFailed(str(error))
         finally:
             self.session.stop_engine()
         return self._end(failure)
 
     def _rerun(self, suspects: Suspects, begun_s: float) -> None:
-        """Measure cases again that the gate suspects; the suite run itself is complete, whatever happens."""
+        """Measure suspected cases again; the suite run itself is complete, whatever happens."""
         self.session.stop_engine()
         reruns = Reruns(
             plan=self.plan,
@@ -161,7 +162,7 @@ class SuiteRunner(Listener):
         self._is_interrupted |= self._reruns.is_interrupted
 
     def _left_s(self, begun_s: float) -> float | None:
-        """Return what is left of the budget; None without one."""
+        """Return the remaining budget; None if there is no budget."""
         return None if self.budget_s is None else self.budget_s - (self.clock_s() - begun_s)
 
     def _end(self, failure: InfrastructureFailed | None) -> SuiteEnd:
@@ -195,13 +196,13 @@ class SuiteRunner(Listener):
         return tuple(planned for planned in block if planned.suite_case.name not in names)
 
     def _leave(self, planned: PlannedCase, outcome: CaseOutcome, reason: str) -> None:
-        """End a case that is not measured; a case that failed before and was to be repeated stays failed."""
+        """End a case that is not measured; a case that failed before and should be repeated stays failed."""
         if outcome == "left_out" and self.ledger.state.case(planned.suite_case.name).outcome in FAILED:
             self.display.tell(f"{planned.suite_case.name} is not repeated: {reason}")
         else:
             self._end_case(planned, Judgement(outcome=outcome, reason=reason), None)
 
-    # A block: its cases in turn, again where the infrastructure failed.
+    # A block: its cases in turn, again after a failure of the infrastructure
 
     def _run_block(self, block: Sequence[PlannedCase]) -> None:
         self._waiting = {}
@@ -227,7 +228,7 @@ class SuiteRunner(Listener):
                 raise InfrastructureFailed(f"{case.planned.suite_case.name}: {case.summary.cause.text}; make room")
 
     def _refuse_what_cannot_run(self, machine: Machine) -> None:
-        """Skip cases whose ranks cannot use torch here; begin a new run where another machine measured the old one."""
+        """Skip cases whose ranks cannot use torch here; begin a new run if another machine measured the old one."""
         for name, waiting in list(self._waiting.items()):
             assert waiting.planned.case is not None, "a case without refusal is resolved"
             try:
@@ -242,7 +243,7 @@ class SuiteRunner(Listener):
                     before = run_dir.case_file(waiting.folder)
                     if before.case.nodes != waiting.planned.case.nodes:
                         raise Misuse(
-                            f"run {before.run} cannot go on: it was begun as {before.case.title}, and is"
+                            f"run {before.run} cannot be continued: it began as {before.case.title}, and is"
                             f" {waiting.planned.case.title} now"
                         )
                 except Misuse as error:
@@ -250,7 +251,7 @@ class SuiteRunner(Listener):
                     waiting.folder = None
 
     def _measure(self) -> list[_Ended]:
-        """Measure the waiting cases once; return those that are over, and let the others wait for another attempt."""
+        """Measure the waiting cases once; return those that are over; the others wait for another attempt."""
         cases = list(self._waiting.values())
         orders = [self._order(waiting) for waiting in cases]
         measured = self.session.measure(orders, self, is_counterbalanced=self.referee is not None)
@@ -261,7 +262,7 @@ class SuiteRunner(Listener):
             suite_case = waiting.planned.suite_case
             judgement = self._judged(suite_case, summary.outcome, summary.cause)
             is_engine_broken |= judgement.is_infrastructure
-            is_lost_beside = run.id in measured.lost_beside  # Another run's trial was running: no attempt is used up.
+            is_lost_beside = run.id in measured.lost_beside  # Another run's trial failed: uses up no attempt.
             is_again = is_lost_beside or (judgement.is_infrastructure and waiting.attempt < suite_case.retries)
             if is_again and not self._is_interrupted and self._ledger_failure is None:
                 run.close()
@@ -280,7 +281,7 @@ class SuiteRunner(Listener):
         return ended
 
     def order_again(self, planned: PlannedCase) -> CaseOrder:
-        """Return the order of a new run of a case, as the suite has it."""
+        """Return the order of a new run of a case, as defined by the suite."""
         return self._order(_Waiting(planned, None))
 
     def _order(self, waiting: _Waiting) -> CaseOrder:
@@ -302,10 +303,10 @@ class SuiteRunner(Listener):
             resumes=waiting.folder,
         )
 
-    # What `measure` reports.
+    # Reports of `measure`
 
     def begun(self, order: CaseOrder, run: run_dir.Run) -> None:
-        """Write that the case began."""
+        """Record that the case began."""
         name, waiting = self._case_of(order)
         self.ledger.write(records.CaseBegun(case=name, run=run.id, attempt=waiting.attempt, time_ns=time.time_ns()))
         if self.referee is not None:
@@ -314,14 +315,14 @@ class SuiteRunner(Listener):
         self._save()
 
     def progressed(self, order: CaseOrder, trial: int, steps: int) -> None:
-        """Show the step; save the suite run's progress now and then."""
+        """Show the step; sometimes save the suite run's progress."""
         self.display.steps(self._case_of(order)[1].planned, trial, steps)
-        if steps != self._steps:  # As long as steps end, the suite is not stalled.
+        if steps != self._steps:  # The suite is not stalled while steps end.
             self._steps = steps
             self.save_now_and_then()
 
     def trial_ended(self, order: CaseOrder, run: run_dir.Run, ended: TrialEnded) -> None:
-        """Write how the trial ended."""
+        """Record how the trial ended."""
         name, waiting = self._case_of(order)
         try:
             self.ledger.write(
@@ -337,11 +338,12 @@ class SuiteRunner(Listener):
             )
             judgement = judge(waiting.planned.suite_case, ended.outcome, ended.cause)
             if ended.outcome in FAILED and not judgement.is_infrastructure:
-                # It is over, though its block continues: if this process dies now, it is not measured again.
+                # The case is over, though its block continues: if this process dies now, the case is not measured
+                # again.
                 self.ledger.write(_case_ended(waiting.planned, judgement, run.id))
                 if self.referee is not None:
                     self.referee.failed(name)
-        except InfrastructureFailed as error:  # Unlike a failure of the engine, this allows no further attempt.
+        except InfrastructureFailed as error:  # Unlike an engine failure, this allows no retry.
             self._ledger_failure = error
             raise
         if self.referee is not None:
@@ -350,7 +352,7 @@ class SuiteRunner(Listener):
         self.save_now_and_then()
 
     def round_ended(self, rounds: int, collect: Callable[[], None]) -> None:
-        """Write which cases the referee drops: if this process dies now, they are not measured again."""
+        """Record the cases that the referee drops, so that they are not measured again if this process dies now."""
         if self.referee is None:
             return
         for name, reason in self.referee.round_ended(rounds, collect):
@@ -368,19 +370,19 @@ class SuiteRunner(Listener):
         return self.referee is not None and self.referee.is_over(self._case_of(order)[0])
 
     def _judged(self, case: SuiteCase, ended: TrialOutcome, cause: FailureCause | None) -> Judgement:
-        """Return how the case ended: as the referee has it, where all its trials ended well."""
+        """Return how the case ended: the referee's judgement if all its trials ended well."""
         judgement = judge(case, ended, cause)
         return judgement if self.referee is None or judgement.outcome != "done" else self.referee.judgement(case.name)
 
     def _case_of(self, order: CaseOrder) -> tuple[str, _Waiting]:
-        """Return the name of the order's case in the suite, and the case as it waits."""
+        """Return the name of the order's case in the suite, and its waiting state."""
         assert order.title is not None, "a suite orders its cases by name"
         return order.title, self._waiting[order.title]
 
     # What is stored
 
     def _keep(self, ended: Sequence[_Ended]) -> None:
-        """Store the results, then write that the cases ended.
+        """Store the results, then record that the cases ended.
 
         Raises:
             InfrastructureFailed: the disk or the ledger cannot be written; a resumed suite run continues the cases.
@@ -425,13 +427,13 @@ class SuiteRunner(Listener):
         return baselines
 
     def _baseline_before(self, name: str, machine: Machine) -> Summary | Absent:
-        """Return the summary of the case of this name, from an earlier block or before the suite run was resumed."""
-        known = self.ledger.state.case(name)
-        if known.run is None or known.outcome != "done":
-            how = "was not measured" if known.outcome is None else f"was {known.outcome.replace('_', ' ')}"
-            return Absent(reason=f"its baseline {name} {how}{'' if known.reason is None else f' ({known.reason})'}")
+        """Return the summary of the case of this name, from an earlier block or an earlier session."""
+        state = self.ledger.state.case(name)
+        if state.run is None or state.outcome != "done":
+            how = "was not measured" if state.outcome is None else f"was {state.outcome.replace('_', ' ')}"
+            return Absent(reason=f"its baseline {name} {how}{'' if state.reason is None else f' ({state.reason})'}")
         try:
-            folder = self.session.runs / known.run
+            folder = self.session.runs / state.run
             if folder.exists() and not is_ours(folder):
                 raise Misuse(f"{folder} belongs to another user")
             changes = changes_since(folder, machine)
@@ -445,12 +447,12 @@ class SuiteRunner(Listener):
         self.display.case_ended(planned, judgement, summary)
 
     def save_now_and_then(self) -> None:
-        """Store the record of the suite run, if the last time was a while ago."""
+        """Store the record of the suite run if the last time was a while ago."""
         if self.clock_s() - self._saved_s >= SAVED_S:
             self._save()
 
     def _save(self, outcome: SuiteOutcome = "running") -> None:
-        """Store the record of the suite run in the history, which may be unreachable for a while."""
+        """Store the record of the suite run in the history, which may be temporarily unreachable."""
         self._saved_s = self.clock_s()
         state, now_ns = self.ledger.state, time.time_ns()
         assert state.begun is not None, "a ledger is opened with its beginning"

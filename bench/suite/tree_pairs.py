@@ -1,4 +1,4 @@
-"""Runs of the last good source tree and of the present one, in turn, for changes that the gate finds likely tonight."""
+"""Run the last good and the present source tree in turn, for changes that the gate finds likely tonight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace as with_fields
 
 from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.gate.cause.attribution import FEWEST_PAIRS, SETTINGS, Attribution, PairSettings, attribute, attribution_words
-from bench.gate.cause.questions import AskedFigure, TreeQuestion, keep_attributions, tree_questions
+from bench.gate.cause.questions import SuspectedFigure, TreeQuestion, keep_attributions, tree_questions
 from bench.gate.gated import log_trials
 from bench.gate.verdicts import SeriesKey
 from bench.session.checkouts import find_repository
@@ -21,16 +21,16 @@ from bench.store.history import History
 from bench.suite.plan import PlannedCase
 
 START_S = 60.0
-"""How long two trees may take to be unpacked, sent and loaded: torch is loaded twice on each node."""
+"""Time for unpacking, sending and loading two trees: each node loads torch twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreePairs(Listener):
     """Measures pairs of source trees for a suite run.
 
-    suite, suite_run: whose changes. cases: those of the suite that can run, by name. order_of: returns the order of a
-    case as the suite has it. watch: called again and again while ranks measure. repository: has the commits; None: this
-    program's own.
+    suite, suite_run: the suite run whose changes are examined. cases: runnable cases of the suite, by name. order_of:
+    returns a case's order as defined by the suite. watch: called repeatedly while ranks measure. repository: a
+    repository with the commits; None: this program's own.
     """
 
     suite: str
@@ -47,12 +47,12 @@ class TreePairs(Listener):
         self.watch()
 
     def run(self, left_s: float | None) -> bool:
-        """Measure pairs for each likely change, as far as they fit into the remaining time; keep what they say.
+        """Measure pairs for each likely change, as far as they fit into the remaining time, and store the attributions.
 
-        What prevents it is said, and changes nothing of the suite run. Returns whether a person interrupted it.
+        Obstacles are reported and do not affect the suite run. Returns whether a person interrupted it.
         """
         history = self.session.store.ready()
-        if history is None:  # The suite says so itself.
+        if history is None:  # The suite reports it.
             return False
         tell = self.session.tell
         try:
@@ -80,7 +80,7 @@ class TreePairs(Listener):
         return False
 
     def _answer(self, question: TreeQuestion, planned: PlannedCase) -> tuple[bool, dict[SeriesKey, Attribution]]:
-        """Return whether a person interrupted it, and what is known of each figure of the question."""
+        """Return whether a person interrupted it, and the attribution of each figure of the question."""
         unknown = Attribution(
             outcome="unsure",
             suite_run=question.suite_run,
@@ -114,15 +114,15 @@ class TreePairs(Listener):
         repository = find_repository(self.repository)
         pairs, name = self.settings.pairs, planned.suite_case.name
         self.session.tell(
-            f"{name}: {plural(pairs, 'pair')} of commits {good[:7]} and {present[:7]} tell whether it is the code;"
-            " neither has a compiled scanner of traces"
+            f"{name}: {plural(pairs, 'pair')} of commits {good[:7]} and {present[:7]} show whether the code is the"
+            " cause; neither tree has a compiled trace scanner"
         )
         note = f"pair of trees for {name} of {self.suite_run}"
         order = self.order_of(planned)
         return measure_pair(self.session, order, (good, present), repository, pairs=pairs, note=note, listener=self)
 
     def _trial_s(self, planned: PlannedCase, history: History) -> float:
-        """Return how long a trial of the case takes, from earlier nights or from this one."""
+        """Return the time of a trial of the case, from earlier nights or from this one; 0 if unknown."""
         assert planned.case is not None, "a case without refusal is resolved"
         if planned.estimate_s is not None:
             return planned.estimate_s / planned.case.trials
@@ -134,11 +134,11 @@ class TreePairs(Listener):
 
 
 def _without_pairs(unknown: Attribution, reason: str, *, is_environment: bool = False) -> Attribution:
-    """Return an attribution that no pair was measured for."""
+    """Return an attribution without measured pairs."""
     return with_fields(unknown, outcome="environment" if is_environment else "unsure", reason=" ".join(reason.split()))
 
 
-def _attributed(figure: AskedFigure, runs: PairedRuns, unknown: Attribution, settings: PairSettings) -> Attribution:
+def _attributed(figure: SuspectedFigure, runs: PairedRuns, unknown: Attribution, settings: PairSettings) -> Attribution:
     sides = [log_trials(side, figure.key.metric, figure.key.labels) for side in (runs.first, runs.second)]
     pairs = min(map(len, sides))
     if pairs < FEWEST_PAIRS:

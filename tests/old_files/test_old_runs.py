@@ -368,7 +368,7 @@ DAMAGES = {
     ),
     "window cut": Damage(
         _cut(WINDOW), ("analyse", "summary", f"{{runs}}/{WINDOW}"), 2,
-        f"{{runs}}/{WINDOW} is not a timeline of ours, or only the first part of one",
+        f"{{runs}}/{WINDOW} is not a Timeline of this program, or is incomplete",
     ),
     "window newer": Damage(
         _newer_window, ("analyse", "summary", f"{{runs}}/{WINDOW}"), 2,

@@ -1,6 +1,6 @@
-"""Whether a change comes from the code or from the environment: runs of two source trees in one night tell.
+"""Decide whether a change comes from the code or from the environment, by runs of two source trees in one night.
 
-The good tree and the present one run in turn on the same nodes, so that the night's effect is the same for both:
+The good tree and the present tree take turns on the same nodes, so that the night's effect is the same for both:
 code = present tree tonight - good tree tonight; environment = good tree tonight - good tree on the nights before the
 change. Knows neither store nor engine.
 """
@@ -18,19 +18,19 @@ import msgspec
 from bench.results.two_sides import CONFIDENCE
 
 AttributionOutcome = Literal["code", "environment", "both", "unsure"]
-"""environment: the trees are equal, so that it is not the code. unsure: the pairs do not tell, or there are none."""
+"""environment: the trees are equal, so the code is not the cause. unsure: the pairs are inconclusive or missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSettings:
-    """When trees are paired, and how often.
+    """When trees are compared in pairs, and how often.
 
-    probability: of a change, from which pairs are worth their time. At 0.3 a candidate is false in seven of ten cases
-        and still costs less than a page that is: pairs take minutes of a machine, a page takes hours of a person.
-    pairs: of runs. With six, one disturbed pair costs the verdict; eight stand it. Twice as many would narrow the
-        interval by a third.
-    equal_share: trees are equal if they differ by less than this share of the suspected change: it is then nearer to
-        nothing than to the change.
+    probability: pairs are measured if a change is at least this probable. At 0.3, seven of ten candidates are false,
+        and still cost less than a false page: pairs take minutes of a machine, a page takes hours of a person.
+    pairs: number of pairs. With six, one disturbed pair makes the verdict unsure; with eight it does not. Twice as many
+        would narrow the interval by a third.
+    equal_share: trees are equal if they differ by less than this share of the suspected change, that is, if their
+        difference is nearer to zero than to the change.
     """
 
     probability: float = 0.3
@@ -40,11 +40,11 @@ class PairSettings:
 
 SETTINGS = PairSettings()
 FEWEST_PAIRS = 6
-"""Of fewer, even if all point in one direction, chance does so in more than 5 % of cases."""
+"""With fewer pairs, chance alone makes all of them point in one direction in more than 5 % of cases."""
 
 
 class MeasuredChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change with its 95 % interval, each a ratio: 1.02 is 2 % more."""
+    """A change with its 95 % interval, each a ratio: 1.02 means 2 % more."""
 
     ratio: float
     low: float
@@ -52,10 +52,10 @@ class MeasuredChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pairs of a night say of a figure's change.
+    """What a night's pairs show about a figure's change.
 
     suite_run, night_ns: the night of the pairs, and when it began (Unix time). good_commit, commit: the two trees.
-    pairs: complete ones; 0 where none were measured, see `reason`. code, environment: None where they are not known.
+    pairs: number of complete pairs; 0 if none were measured, see `reason`. code, environment: None if unknown.
     """
 
     outcome: AttributionOutcome
@@ -69,7 +69,7 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
     def is_code_on(self, suite_run: str) -> bool:
-        """Whether pairs of this night show that the code has a part in the change."""
+        """Whether the pairs of this night show that the code caused at least part of the change."""
         return self.suite_run == suite_run and self.outcome in ("code", "both")
 
 
@@ -80,10 +80,10 @@ def attribute(
     suspected: float,
     settings: PairSettings = SETTINGS,
 ) -> tuple[AttributionOutcome, MeasuredChange | None, MeasuredChange | None]:
-    """Return where a change comes from, with what the code and what the environment changed.
+    """Return the cause of a change, and how much the code and the environment each changed.
 
-    All values are logarithms. good, present: trials of the trees, in pairs. before: the good tree's nights before the
-    change. suspected: the change that is to be explained.
+    All values are logarithms. good, present: trials of the trees, in pairs. before: nights of the good tree before the
+    change. suspected: the change to explain.
     """
     code = _interval([now - then for now, then in zip(present, good, strict=True)])
     environment = _since(good, before)
@@ -101,22 +101,22 @@ def attribute(
 
 
 def change_of_pairs(first: Sequence[float], second: Sequence[float]) -> MeasuredChange | None:
-    """Return the change from the first to the second side of pairs, of logarithms; None of too few pairs."""
+    """Return the change from the first to the second side of the pairs (logarithms); None if the pairs are too few."""
     return _as_ratios(_interval([after - before for before, after in zip(first, second, strict=False)]))
 
 
 _Interval = tuple[float, float, float]
-"""Middle, low and high, of logarithms."""
+"""Middle, low and high, as logarithms."""
 
 
 def _interval(differences: Sequence[float]) -> _Interval | None:
-    """Return the middle of paired differences with a 95 % interval; None of too few.
+    """Return the middle of paired differences with a 95 % interval; None if there are too few.
 
-    The middle is the median of the means of all two differences (Hodges and Lehmann 1963); the interval is that of
-    Wilcoxon's signed ranks, which is exact where both sides of a pair have the same noise, however it is distributed: a
+    The middle is the median of the means of all pairs of differences (Hodges and Lehmann 1963). The interval is that of
+    Wilcoxon's signed ranks. It is exact if both sides of a pair have the same noise, whatever its distribution: a
     difference is then as likely above the change as below. A burst of load on one trial widens Student's t without
-    bound and leaves this one alone; of normal noise it is 5 % wider. A bootstrap of eight values would be a sixth too
-    narrow.
+    bound and does not affect this interval, which for normal noise is 5 % wider. A bootstrap of eight values would be a
+    sixth too narrow.
     """
     count = len(differences)
     if count < FEWEST_PAIRS:
@@ -127,11 +127,11 @@ def _interval(differences: Sequence[float]) -> _Interval | None:
 
 
 def _signed_rank_limit(count: int) -> int:
-    """Return how many of the sorted means lie below a 95 % interval; as many lie above it.
+    """Return how many of the sorted means lie below a 95 % interval; equally many lie above it.
 
-    Under no change each of the ranks 1 to `count` is positive or not with equal chance; the limit is the largest sum of
-    positive ranks that is reached or undercut with a chance of at most 2.5 %.
-    Example: of 6 pairs, sums of 0 have a chance of 1/64, so no mean is left out.
+    Without a change, each of the ranks 1 to `count` is positive with probability 1/2. The limit is the largest sum of
+    positive ranks whose cumulative probability is at most 2.5 %.
+    Example: for 6 pairs, a sum of 0 has probability 1/64, so no mean is left out.
     """
     ways = [1.0]
     for rank in range(1, count + 1):
@@ -150,10 +150,10 @@ def _signed_rank_limit(count: int) -> int:
 
 
 def _since(good: Sequence[float], before: Sequence[float]) -> _Interval | None:
-    """Return how far the good tree is tonight from its nights before the change; None where fewer than two are known.
+    """Return how far the good tree is tonight from its nights before the change; None with fewer than two values.
 
-    Tonight has a night's effect of its own, as each night before it had: its variance counts once for tonight, and once
-    for the mean of the others.
+    Every night, tonight included, has an effect of its own. Its variance counts once for tonight, and once for the mean
+    of the earlier nights.
     """
     if len(good) < 2 or len(before) < 2:
         return None
@@ -164,7 +164,7 @@ def _since(good: Sequence[float], before: Sequence[float]) -> _Interval | None:
 
 
 def _is_in_direction(change: _Interval, suspected: float) -> bool:
-    """Whether the interval excludes no change, on the side of the suspected one."""
+    """Whether the interval excludes zero, on the side of the suspected change."""
     _, low, high = change
     return low > 0 if suspected > 0 else high < 0
 
@@ -177,7 +177,7 @@ def _as_ratios(change: _Interval | None) -> MeasuredChange | None:
 
 
 def _quantile(freedom: int) -> float:
-    from scipy.special import stdtrit  # Imported here: what only reads verdicts needs no scipy.
+    from scipy.special import stdtrit  # Imported here: reading verdicts needs no scipy.
 
     return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
 
@@ -186,9 +186,9 @@ def _quantile(freedom: int) -> float:
 
 
 def attribution_words(attribution: Attribution) -> str:
-    """Return where a change comes from in a few words: `code +9.8 % [+8.1, +11.5] in 8 pairs of 0a1b2c3 and 3d4e5f6`.
+    """Return the cause of a change in a few words: `code +9.8 % [+8.1, +11.5] in 8 pairs of 0a1b2c3 and 3d4e5f6`.
 
-    Of the environment: `environment, code +0.2 % [-0.8, +1.1] in 8 pairs of 0a1b2c3 and 3d4e5f6`.
+    If the environment is the cause: `environment, code +0.2 % [-0.8, +1.1] in 8 pairs of 0a1b2c3 and 3d4e5f6`.
     """
     if attribution.code is None:
         if attribution.outcome == "unsure":

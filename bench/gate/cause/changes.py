@@ -1,4 +1,4 @@
-"""What changed between two runs of a series: hardware, software, settings, hosts, commit; the rarest change first."""
+"""Find what changed between two runs of a series (hardware, software, settings, hosts, commit), rarest change first."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Kind = Literal[
     "commit",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""In the order in which changes are told that are equally rare, or of which no history tells how rare they are."""
+"""Order of changes that are equally rare, or whose rarity no history shows."""
 LEAST_NIGHTS = 10
-"""Nights from which on it is counted how often a field changes: a tenth of fewer is less than one change."""
+"""Nights of history needed to count how often a field changes: a tenth of fewer is less than one change."""
 RARE_RATIO = 0.1
-"""Share of the nights on which a field may change at most to be a rare change."""
+"""A change is rare if its field changes on at most this share of the nights."""
 _OFTEN: frozenset[Kind] = frozenset({"hosts", "commit"})
-"""What is expected to change, so that it is named only where it was counted."""
+"""Kinds that are expected to change; such a change is blamed only if history shows that it is rare."""
 _KINDS: Mapping[str, Kind] = {
     "CPU": "hardware",
     "architecture": "hardware",
@@ -58,7 +58,7 @@ _KINDS: Mapping[str, Kind] = {
     "source tree": "commit",
     "parallel-observatory": "commit",
 }
-"""Kinds by topic; those of GPUs are in `_topic`, and all others are variables of the environment."""
+"""Kinds by topic. `_topic` has those of GPUs; every other topic is an environment variable."""
 _CARRIED_BY: Mapping[str, tuple[str, ...]] = {
     "CUDA of driver": ("driver",),
     "CUDA of torch": ("torch", "container image"),
@@ -71,15 +71,15 @@ _CARRIED_BY: Mapping[str, tuple[str, ...]] = {
     "GPUs": ("hosts", "hostname"),
     "links": ("GPUs", "hosts", "hostname"),
 }
-"""What comes along with another change, and is no change of its own beside it."""
+"""Topics that follow from another change, and are not a change of their own if that one is present."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What is known of where and of what a run was measured.
+    """Where and on what a run was measured, as far as known.
 
-    machine: of its first node; None where it cannot be read. nodes: of its other nodes, by number, where the run's
-    folder is there. started_ns: Unix time.
+    machine: machine of the first node; None if it cannot be read. nodes: machines of the other nodes, by number, if the
+    run's folder still exists. started_ns: Unix time.
     """
 
     run: str
@@ -92,13 +92,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change.
+    """A change between two runs.
 
-    topic: what changed, without a number: the same of all GPUs. hosts: those that it is of, where not all are alike.
-    changed_on: on how many of the last `nights` nights the topic changed, this change among them; None where too few
-    nights are known, and of nodes other than the first, whose machines the history does not have. began_ns: Unix time
-    of the first run with the change; None where no run between tells.
-    carried_by: the topic of another change that brings this one along.
+    topic: what changed, without a number, and so the same for all GPUs. hosts: the hosts with the change, unless all
+    have it. changed_on: on how many of the last `nights` nights the topic changed, this change included; None if too
+    few nights are known, or if the change is on a node other than the first, whose machines the history does not have.
+    began_ns: Unix time of the first run with the change; None if no run in between shows it. carried_by: topic of
+    another change that causes this one.
     """
 
     kind: Kind
@@ -114,12 +114,14 @@ class Change:
 
     @property
     def is_rare(self) -> bool:
-        """Whether it may explain a change of a figure by itself: it is known, of its own, and happens seldom."""
+        """Whether it may explain a change of a figure by itself: both values are known, nothing else caused it, it is
+        rare.
+        """
         return self._is_own and self.changed_on is not None and self.changed_on <= RARE_RATIO * self.nights
 
     @property
     def may_be_rare(self) -> bool:
-        """Whether it is rare, or may be for all that is known: nobody counted how often it happens."""
+        """Whether it is rare or may be rare, because nobody counted how often it happens."""
         return self.is_rare or (self._is_own and self.changed_on is None and self.kind not in _OFTEN)
 
     @property
@@ -128,9 +130,9 @@ class Change:
 
 
 def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tuple[Change, ...]:
-    """Return what changed from the good run to the bad one: the rarest first, what is not counted behind what is rare.
+    """Return what changed from the good run to the bad one: rare changes first, by how rarely they happen.
 
-    past: readings of the nights up to the bad run, oldest first, which tell how often each field changes.
+    past: readings of the nights up to the bad run, oldest first; they show how often each field changes.
     """
     times = _times(past)
     nights = sum(reading.machine is not None for reading in past) - 1
@@ -141,10 +143,10 @@ def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tup
     topics = {_topic(field)[1] for field, _, _ in hosts_of}
     hosts = set(bad.hosts)
     changes = []
-    for (field, before, now), where in hosts_of.items():
+    for (field, before, now), hosts_with_it in hosts_of.items():
         kind, topic = _topic(field)
-        on = times.get(topic, []) if topic in of_first else []
-        within = [time_ns for time_ns in on if good.started_ns < time_ns <= bad.started_ns]
+        times_of_topic = times.get(topic, []) if topic in of_first else []
+        within = [time_ns for time_ns in times_of_topic if good.started_ns < time_ns <= bad.started_ns]
         changes.append(
             Change(
                 kind=kind,
@@ -152,8 +154,8 @@ def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tup
                 field=field,
                 before=before,
                 now=now,
-                hosts=tuple(where) if where and set(where) != hosts else (),
-                changed_on=max(1, len(on)) if topic in of_first and nights >= LEAST_NIGHTS else None,
+                hosts=tuple(hosts_with_it) if hosts_with_it and set(hosts_with_it) != hosts else (),
+                changed_on=max(1, len(times_of_topic)) if topic in of_first and nights >= LEAST_NIGHTS else None,
                 nights=max(0, nights),
                 began_ns=max(within, default=None),
                 carried_by=next((other for other in _CARRIED_BY.get(topic, ()) if other in topics), None),
@@ -165,7 +167,7 @@ def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tup
 
 
 def topics_of(changes: Iterable[Change]) -> tuple[str, ...]:
-    """Return the topics of the changes, in their order, each once."""
+    """Return the unique topics of the changes, in order."""
     return tuple(dict.fromkeys(change.topic for change in changes))
 
 
@@ -180,7 +182,7 @@ def _times(past: Sequence[Reading]) -> dict[str, list[int]]:
 
 
 def _topic(field: str) -> tuple[Kind, str]:
-    """Return kind and topic of a difference."""
+    """Return the kind and the topic of a difference."""
     if field in _KINDS:
         return _KINDS[field], field
     for beginning, kind, topic in (
@@ -197,7 +199,9 @@ def _topic(field: str) -> tuple[Kind, str]:
 
 
 def _of_all_nodes(good: Reading, bad: Reading) -> Iterator[tuple[str | None, MachineDifference]]:
-    """Yield the differences of all nodes, each with its host; None where it belongs to the run."""
+    """Yield the differences of all nodes, each with its host, or with None if the difference belongs to the whole
+    run.
+    """
     host = None if bad.machine is None else bad.machine.hostname
     for difference in _of_first_node(good, bad):
         yield (None if difference.field in ("hosts", "commit") else host), difference
@@ -206,7 +210,7 @@ def _of_all_nodes(good: Reading, bad: Reading) -> Iterator[tuple[str | None, Mac
         if before is None:
             continue
         for difference in _of_machines(before, now):
-            # Another node has other GPUs, which `hosts` tells.
+            # Another node has other GPUs; the difference of `hosts` already covers that.
             is_of_gpu = _topic(difference.field)[1] in ("GPUs", "links")
             if difference.field not in ("hostname", "commit") and (before.hostname == now.hostname or not is_of_gpu):
                 yield now.hostname, difference
@@ -227,15 +231,15 @@ def _of_first_node(before: Reading, now: Reading) -> Iterator[MachineDifference]
     if before.machine is None or now.machine is None:
         return
     for difference in _of_machines(before.machine, now.machine):
-        is_told = (difference.field == "hostname" and before.hosts and now.hosts) or (
+        is_covered = (difference.field == "hostname" and before.hosts and now.hosts) or (
             difference.field == "commit" and before.commit is not None and now.commit is not None
         )
-        if not is_told:
+        if not is_covered:
             yield difference
 
 
 def _of_machines(before: Machine, now: Machine) -> Iterator[MachineDifference]:
-    """Yield the differences, without variables that every job sets; a replaced GPU is one difference."""
+    """Yield the differences, without variables that every job sets; a replaced GPU counts as one difference."""
     replaced: dict[str, MachineDifference] = {}
     for difference in differences(before, now):
         if difference.field in OF_A_JOB:

@@ -1,4 +1,4 @@
-"""The commits between two runs of this program: their range, and how many they are where the repository is here."""
+"""The range of commits between two runs of this program, and their number if the repository is available."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bench.gate.cause.changes import Reading
 SOURCE = Path(__file__).parents[3]
 """The source tree that this program runs from."""
 SHORT = 12
-"""Hexadecimal digits of a commit that people read."""
+"""Hexadecimal digits of a commit that are shown to people."""
 _TIMEOUT_S = 10.0
 
 
 def tree_words(good: Reading, bad: Reading, source: Path = SOURCE) -> str | None:
     """Return how this program's tree differs between two runs: `commit 0a1b..3d4e (4 commits)`; None if it does not.
 
-    source: a folder that may be the working tree of the repository.
+    source: a folder that may be a working tree of the repository.
     """
     changes = bad.machine is not None and bad.machine.is_dirty
     uncommitted = "uncommitted changes" if changes else ""
@@ -31,7 +31,7 @@ def tree_words(good: Reading, bad: Reading, source: Path = SOURCE) -> str | None
 
 @lru_cache(maxsize=64)
 def _counted(before: str, now: str, source: Path) -> str:
-    """Return how many commits lead from one to the other, or why that is unknown."""
+    """Return how many commits lie between `before` and `now`, or why that is unknown."""
     if not (source / ".git").exists():
         return "not counted: no repository here"
     try:
@@ -53,7 +53,7 @@ def _commits(count: str) -> str:
 
 
 def _git(source: Path, *words: str) -> str | None:
-    """Return what git prints; None where it fails."""
+    """Return the output of git; None if git fails."""
     command = ["git", "--no-optional-locks", "-C", str(source), *words]
     process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     return process.stdout.strip() if process.returncode == 0 else None

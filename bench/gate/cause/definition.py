@@ -1,7 +1,7 @@
-"""A case whose definition changed: which part of it, and how its first nights lie to the last level before.
+"""A case whose definition changed: what changed, and how the new series' first nights compare with the old level.
 
-An option, the number of threads, the strategy's version, the machine: whatever makes a new series for the same figure
-of the same case. The new series has no level of its own yet, so that its first nights are held against the old one's.
+An option, the number of threads, the strategy's version or the machine may start a new series for the same figure of
+the same case. The new series has no level of its own yet, so its first nights are compared with the old series' level.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -27,7 +27,7 @@ from bench.store.summary import Summary, series_of
 PARTS_SHOWN = 3
 _LONGEST_VALUE = 40
 OTHER_MACHINE_NIGHTS = 3
-"""Nights after which another machine is taken for the successor, and not for one that takes turns."""
+"""Nights after which another machine is taken for the successor, and not for a machine that takes turns with it."""
 _PARTS = {
     "version": "version of the strategy",
     "ranks": "ranks",
@@ -38,9 +38,9 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """The series that a figure had before its case's definition changed. words: what changed: `threads 4 -> 8`.
+    """The series that a figure had before its case's definition changed.
 
-    nights: that the new series must have before they are compared.
+    words: what changed: `threads 4 -> 8`. nights: nights that the new series needs before it is compared.
     """
 
     series: KnownSeries
@@ -49,11 +49,11 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """A new series' first nights less the last level of the old one, on logarithms.
+class FirstNights:
+    """The first nights of a new series compared with the last level of the old one, as logarithms.
 
-    log_level, half_width: that level, with half of its 95 % interval. change_half_width: of the change; own_half_width:
-    of the mean of the new nights. p_value: of no change.
+    log_level, half_width: the old level, with half of its 95 % interval. change_half_width: half width of the change's
+    interval. own_half_width: half width of the interval of the new nights' mean. p_value: of no change.
     """
 
     log_level: float
@@ -65,11 +65,11 @@ class Held:
 
 
 FindBefore = Callable[[SeriesKey, Summary, int], Before | None]
-"""Takes a figure, its run and the Unix time of its series' first night; returns the series before."""
+"""Takes a figure, its run and the Unix time of its series' first night; returns the previous series."""
 
 
 def series_before(history: History, known: Mapping[SeriesKey, KnownSeries]) -> FindBefore:
-    """Return what finds the series that a new one continues: of those that have ended and have a level, the last."""
+    """Return a function that finds the last series with a level that ended before a new series began."""
     of_figure: dict[tuple[str, str, str], list[SeriesKey]] = defaultdict(list)
     for known_key in known:
         of_figure[known_key.case, known_key.metric, known_key.labels].append(known_key)
@@ -103,7 +103,7 @@ def _since(history: History, last_run: str, now: Summary) -> tuple[str, int]:
 
 
 def definition_words(before: Summary, now: Summary) -> str:
-    """Return what differs between the definitions of two runs, and so puts them into different series."""
+    """Return the differences between the definitions of two runs that put them into different series."""
     parts = list(_differences(json.loads(before.case.key()), json.loads(now.case.key())))
     if before.hardware != now.hardware:
         parts.insert(0, f"machine {before.hardware} -> {now.hardware}")
@@ -128,12 +128,12 @@ def _value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
-def hold(before: SeriesState, now: SeriesState) -> Held | None:
-    """Compare a new series' first nights with the last level of the old one; None where that has no level.
+def compare_first_nights(before: SeriesState, now: SeriesState) -> FirstNights | None:
+    """Compare a new series' first nights with the last level of the old one; None if the old one has no level.
 
-    The new nights are expected to differ among each other as the old ones did.
+    The new nights are assumed to vary as the old ones did.
     """
-    from scipy.special import stdtr, stdtrit  # Imported here: what only reads states needs no scipy.
+    from scipy.special import stdtr, stdtrit  # Imported here: reading states needs no scipy.
 
     old = level(before)
     if old is None or not now.nights:
@@ -141,10 +141,10 @@ def hold(before: SeriesState, now: SeriesState) -> Held | None:
     own = [night for night in before.nights if night.number >= before.regime_starts[-1]] or before.nights[-1:]
     usual_error = median(night.variance for night in own)
     noise = learn([[night.log_value for night in own]], usual_error, SETTINGS)
-    # The variance of a series' first night has its placement in it, of which nothing is known yet.
+    # The variance of a series' first night includes its placement, whose offset is not known yet.
     error = usual_error * median(night.trials for night in own) / median(night.trials for night in now.nights)
-    # The new series counts from the placement that it began on, the old one from another.
-    began_on = next(iter(_reference(now.placements)), None)
+    # The new series counts from the placement that it began on, the old series from a different one.
+    began_on = next((name for name, offset in now.placements.items() if offset.variance == 0), None)
     unseen = PlacementOffset(0.0, prior_variance(before.placements, SETTINGS), 0)
     place = before.placements.get(began_on or "", unseen)
     log_level, level_variance = old.log_level + place.offset, ((old.high - old.low) / 2 / RANGE_SDS) ** 2
@@ -159,7 +159,7 @@ def hold(before: SeriesState, now: SeriesState) -> Held | None:
     deviation = math.sqrt(own_variance + level_variance)
     freedom = max(noise.nights - 1, 3)
     quantile = float(stdtrit(freedom, 0.975))
-    return Held(
+    return FirstNights(
         log_level=log_level,
         half_width=quantile * math.sqrt(level_variance),
         log_change=mean - log_level,
@@ -167,7 +167,3 @@ def hold(before: SeriesState, now: SeriesState) -> Held | None:
         own_half_width=quantile * math.sqrt(own_variance),
         p_value=2 * float(stdtr(freedom, -abs(mean - log_level) / deviation)),
     )
-
-
-def _reference(placements: Mapping[str, PlacementOffset]) -> Iterable[str]:
-    return (name for name, offset in placements.items() if offset.variance == 0)

@@ -1,4 +1,4 @@
-"""Which leg of an efficiency changed: tokens per second of the run, or of its baseline."""
+"""Which leg of an efficiency changed: tokens per second of the run, or those of its baseline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from bench.gate.detector.settings import SETTINGS
 
 LEG_NIGHTS = SETTINGS.creep_nights
-"""Most nights that the legs of an efficiency are taken from, as creep is."""
+"""Most nights that the median legs of an efficiency are taken from; the same as for creep."""
 
 
 def middle_legs(
@@ -19,10 +19,10 @@ def middle_legs(
     since_number: int = 0,
     until_ns: int | None = None,
 ) -> tuple[float, float] | None:
-    """Return the run's and the baseline's median rate of the newest of these nights; None without any.
+    """Return the median rates of the run and of its baseline over the newest of these nights; None if there are none.
 
-    legs: of the last of the nights, as in `GateState`. since_number, until_ns: only nights from this one on, and before
-    this time.
+    legs: those of the last nights, as in `GateState`. since_number, until_ns: use only nights from this number on, and
+    before this time.
     """
     chosen = [
         leg
@@ -38,7 +38,7 @@ def middle_legs(
 def legs_changed(
     legs: Sequence[tuple[float, float]], nights: Sequence[tuple[int, int]], since_ns: int | None
 ) -> tuple[float | None, float | None]:
-    """Return the own and the baseline's rate of this night, each over its median of the nights before the change."""
+    """Return tonight's rates of the run and its baseline, each relative to its median before the change."""
     before = None if since_ns is None else middle_legs(legs, nights, until_ns=since_ns)
     if before is None:
         return None, None
@@ -46,7 +46,7 @@ def legs_changed(
 
 
 def is_of_the_baseline(own_ratio: float | None, baseline_ratio: float | None) -> bool:
-    """Whether more of an efficiency's fall is the baseline's gain than the run's own loss."""
+    """Whether more of an efficiency's fall comes from the baseline's gain than from the run's own loss."""
     if own_ratio is None or baseline_ratio is None:
         return False
     return baseline_ratio > 1 and math.log(baseline_ratio) > -math.log(own_ratio)

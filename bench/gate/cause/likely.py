@@ -1,8 +1,7 @@
 """The likely cause in one line: the one rare change that fits, or where the time went.
 
-A change is named as likely only where it is the only rare one between the last good and the first bad run, and nothing
-else changed of which it is unknown how often it does. That it came with the slower nights is all the evidence there
-is: nothing was tried out.
+A change is named as likely only if it is the only rare change between the last good and the first bad run, and no other
+change has an unknown frequency. The only evidence is that it came with the slower nights; nothing was tried out.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from bench.gate.cause.where import StepChange, in_words, unit_of
 from bench.gate.missing import day_of
 
 LIKELY = "likely "
-"""How a line begins that names a change."""
+"""Beginning of a line that names a change."""
 LONGEST = 160
-"""Letters of the line, without how this program's tree differs."""
+"""Most letters of the line, not counting how this program's tree differs."""
 _LONGEST_VALUE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likely:
-    """line: at most `LONGEST` letters, and the commits. change: the one that is named as likely; None without one."""
+    """line: at most `LONGEST` letters, plus the commits. change: the change that is named as likely, if any."""
 
     line: str
     change: Change | None
@@ -35,8 +34,8 @@ def likely(
 ) -> Likely:
     """Return the likely cause.
 
-    time: where it went, or why that is unknown; None of a figure that is no time of a step. onset_ns: Unix time of the
-    first night of the change. tree: how this program's tree differs, which always stands in the line.
+    time: where the time went, or why that is unknown; None if the figure is not the time of a step. onset_ns: Unix time
+    of the first night of the change. tree: how this program's tree differs, which the line always contains.
     """
     rare = topics_of(change for change in changes if change.is_rare)
     candidates = [change for change in changes if change.may_be_rare]
@@ -62,14 +61,14 @@ def likely(
 
 
 def redefinition(words: str, changes: Sequence[Change], time: StepChange | str | None, tree: str | None) -> Likely:
-    """Return the likely cause where the definition of the case changed. words: what changed in it."""
+    """Return the likely cause if the definition of the case changed. words: what changed in it."""
     others = topics_of(change for change in changes if change.may_be_rare)
     first = f"{words} and {_count(len(others))} more at once, none is blamed" if others else f"{LIKELY}{words}"
     return Likely(line=with_tree("; ".join([first, *([] if time is None else [time_words(time)])]), tree), change=None)
 
 
 def with_tree(line: str, tree: str | None) -> str:
-    """Return the line with how this program's tree differs at its end."""
+    """Return the line, followed by how this program's tree differs."""
     return cut(line) if tree is None else f"{cut(line)}; {tree}"
 
 
@@ -96,7 +95,7 @@ def change_words(change: Change) -> str:
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """Return the text in at most so many letters, on one printable line."""
+    """Return the text on one printable line of at most `most` letters."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most - 3]}..."
 

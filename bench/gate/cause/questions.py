@@ -1,4 +1,4 @@
-"""Which changes of a night are worth runs of both source trees, and keeping what these say."""
+"""Which changes of a night are worth paired runs of both source trees, and storing the results of such pairs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MOST_RUNS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedFigure:
-    """A figure whose change is to be explained. suspected: the change. before: the nights before it. Logarithms."""
+class SuspectedFigure:
+    """A figure whose change needs an explanation. suspected: its change. before: earlier nights. All are logarithms."""
 
     key: SeriesKey
     suspected: float
@@ -38,32 +38,32 @@ class AskedFigure:
 class TreeQuestion:
     """A case whose figures have changed: is it the code or the environment?
 
-    probability: of the likeliest change. good_commit: of the last run before the change. commit: of tonight's run.
-    refusal: why no pair can tell; None if pairs can. is_same_tree: both nights ran the same commit.
+    probability: of the likeliest change. good_commit: commit of the last run before the change. commit: commit of
+    tonight's run. refusal: why pairs cannot answer; None if they can.
     """
 
     case: str
     suite_run: str
     night_ns: int
     probability: float
-    figures: tuple[AskedFigure, ...]
+    figures: tuple[SuspectedFigure, ...]
     good_commit: str | None = None
     commit: str | None = None
     refusal: str | None = None
 
     @property
     def is_same_tree(self) -> bool:
-        """Whether the code has not changed, so that nothing need be measured."""
+        """Whether both nights ran the same commit, so that there is nothing to measure."""
         return self.refusal is None and self.good_commit == self.commit
 
 
 def tree_questions(
     history: History, suite: str, suite_run: str, settings: PairSettings = SETTINGS
 ) -> list[TreeQuestion]:
-    """Return a question for each case of the suite run with a likely change for the worse, the likeliest first.
+    """Return a question for each case of the suite run that has likely become worse, the likeliest change first.
 
-    A change that pairs were measured for on an earlier night is not asked about again. An efficiency is left out: it
-    changes with the case's own rate or with its baseline's, which are figures of their own.
+    A change gets no second question if an earlier night already measured pairs for it. Efficiencies are left out: they
+    change with the case's own rate or with its baseline's rate, which are figures of their own.
     """
     questions: dict[str, TreeQuestion] = {}
     for verdict, series in judge_without_keeping(history, suite, suite_run):
@@ -71,10 +71,10 @@ def tree_questions(
         if suspicion is None:
             continue
         probability, figure, low_ns = suspicion
-        known = questions.get(verdict.key.case)
-        if known is None or probability > known.probability:
+        question = questions.get(verdict.key.case)
+        if question is None or probability > question.probability:
             good_commit, commit, refusal = _trees(history, verdict, low_ns)
-            figures = (figure,) if known is None else (figure, *known.figures)
+            figures = (figure,) if question is None else (figure, *question.figures)
             questions[verdict.key.case] = TreeQuestion(
                 case=verdict.key.case,
                 suite_run=suite_run,
@@ -86,14 +86,16 @@ def tree_questions(
                 refusal=refusal,
             )
         else:
-            questions[verdict.key.case] = replace(known, figures=(*known.figures, figure))
+            questions[verdict.key.case] = replace(question, figures=(*question.figures, figure))
     return sorted(questions.values(), key=lambda question: -question.probability)
 
 
-def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) -> tuple[float, AskedFigure, int] | None:
-    """Return the probability of a change for the worse, its figure, and the earliest night that it may have begun.
+def _suspicion(
+    verdict: Verdict, series: KnownSeries, settings: PairSettings
+) -> tuple[float, SuspectedFigure, int] | None:
+    """Return the probability of a change for the worse, its figure, and the earliest night on which it may have begun.
 
-    None where it is too improbable, or pairs were measured for it already.
+    None if it is too improbable, or if pairs have already been measured for it.
     """
     state = series.state
     if verdict.is_efficiency or verdict.outcome in ("late", "creep", "redefined", "accepted"):
@@ -101,7 +103,7 @@ def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) ->
     worse = 1 if GATED_BY_NAME[verdict.key.metric].better == "lower" else -1
     times = dict(state.nights)
     if verdict.outcome in BAD and verdict.change_ratio is not None and verdict.since_ns is not None:
-        # It is told to people, however likely the nights make it.
+        # People have been alerted to it, whatever its probability.
         probability, change = 1.0, math.log(verdict.change_ratio)
         numbers = {time_ns: number for number, time_ns in state.nights}
         low_ns = verdict.since_ns if verdict.since_low_ns is None else verdict.since_low_ns
@@ -119,11 +121,11 @@ def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) ->
         return None
     begun = max((start for start in state.detector.regime_starts if start < onset), default=0)
     before = tuple(night.log_value for night in state.detector.nights if begun <= night.number < onset)
-    return probability, AskedFigure(key=verdict.key, suspected=change, before=before), low_ns
+    return probability, SuspectedFigure(key=verdict.key, suspected=change, before=before), low_ns
 
 
 def _trees(history: History, verdict: Verdict, low_ns: int) -> tuple[str | None, str | None, str | None]:
-    """Return the commits of the last good run and of tonight's, or why there are none."""
+    """Return the commits of the last good run and of tonight's run, or why they are unknown."""
     key = verdict.key
     with history.transaction() as connection:
         good = connection.execute(
@@ -144,16 +146,16 @@ def _trees(history: History, verdict: Verdict, low_ns: int) -> tuple[str | None,
         if machine is None or machine.commit is None:
             return None, None, f"{name}, {run}, has no commit"
         if machine.is_dirty:
-            return None, None, f"{name}, {run}, ran from a tree with changes that are in no commit"
+            return None, None, f"{name}, {run}, ran from a tree with uncommitted changes"
         commits.append(machine.commit)
     return commits[0], commits[1], None
 
 
 def keep_attributions(history: History, suite: str, attributions: Mapping[SeriesKey, Attribution]) -> None:
-    """Keep what pairs say of these series, for the judgement of their night; nights before it are judged first.
+    """Store the attributions of these series for the verdicts of their night; earlier nights are judged first.
 
     Raises:
-        InfrastructureFailed: the store cannot be written, or other processes judge the suite again and again.
+        InfrastructureFailed: the store cannot be written, or other processes keep judging the same suite.
     """
     if not attributions:
         return
@@ -173,4 +175,6 @@ def keep_attributions(history: History, suite: str, attributions: Mapping[Series
             return
         except Raced:
             continue
-    raise InfrastructureFailed(f"suite {suite} is being judged by other processes; the result of its pairs is not kept")
+    raise InfrastructureFailed(
+        f"suite {suite} is being judged by other processes; the result of its pairs is not stored"
+    )

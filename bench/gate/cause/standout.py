@@ -1,4 +1,4 @@
-"""The rank of a run that stands out of its peers, and whether it did so before the change."""
+"""The rank that stands out from its peers in a run, and whether it did so before the change."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collectors.metrics.results import RUN_STRAGGLER_RATIO, RUN_TRACED_STEP_SECO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standout:
-    """The straggler of a run, by `bench.results.stragglers`.
+    """The straggler of a run, as found by `bench.results.stragglers`.
 
-    cause: what it does while others wait. cost_ratio: share of the traced time for which it holds all others up.
-    cost_before_ratio: the same in the good run; None where this rank was no straggler there. text: in a sentence.
+    cause: what it does while others wait. cost_ratio: share of the traced time for which it delays all others.
+    cost_before_ratio: the same in the good run; None if this rank was no straggler there. text: all this as a sentence.
     """
 
     rank: str
@@ -26,7 +26,7 @@ class Standout:
 
 
 def find_standout(good: Summary | None, bad: Summary) -> Standout | str:
-    """Return the straggler of the bad run, or why there is none; of a watched run the rank that is late."""
+    """Return the straggler of the bad run (for a watched run, the late rank), or why there is none."""
     if bad.watched is not None:
         return _late_rank(good, bad.watched)
     stragglers = of_metric(bad.estimates, RUN_STRAGGLER_RATIO)

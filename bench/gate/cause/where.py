@@ -1,4 +1,4 @@
-"""Where the time of a slower step went: its parts between two runs, each tested alike, and the traces' difference."""
+"""Where a slower step spends its time: its parts in two runs, each tested in the same way, and their traces."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from collectors.metrics import results
 # The parts of the step, from the summaries of both runs.
 
 MAIN_RATIO = 1 / 3
-"""Share of the step's change below which a part does not explain it."""
+"""A part explains the step's change only if it is at least this share of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartChange:
-    """The change of one part of the step, or of the step, with its 95 % interval over trials, if any."""
+    """The change of the step or of one of its parts, with its 95 % interval over trials, if any."""
 
     name: str
     change_s: float
@@ -32,15 +32,14 @@ class PartChange:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval excludes no change."""
+        """Whether the interval excludes zero."""
         return self.low_s is not None and self.high_s is not None and (self.low_s > 0 or self.high_s < 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChange:
-    """The parts of the change of the step. They add up to it, but for those in `absent`, which has the reasons.
-
-    notes: what the parts rest on. good_trials, bad_trials: how many trials were compared.
+    """The change of the step and its parts. The parts add up to it, except those in `absent`, which gives the reasons.
+    notes: assumptions behind the parts. good_trials, bad_trials: number of trials compared.
     """
 
     step: PartChange
@@ -52,7 +51,7 @@ class StepChange:
 
     @property
     def main(self) -> PartChange | None:
-        """The part that changed with the step beyond doubt, and by at least `MAIN_RATIO` of it; the largest of them."""
+        """The largest part that surely changed in the step's direction, by at least `MAIN_RATIO` of its change."""
         least_s = MAIN_RATIO * abs(self.step.change_s)
         sign = 1 if self.step.change_s >= 0 else -1
         grown = [
@@ -64,20 +63,23 @@ class StepChange:
 
 
 def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange | str:
-    """Return what the step's change is made of, or why that is unknown.
+    """Return the parts of the step's change, or why they are unknown.
 
-    good, bad: runs of one series before and after the change, the one that is told first. The trials of the others
-    count where these tell all that the first one does.
+    good, bad: runs of one series before and after the change, with the run that is reported first. The trials of
+    another run count only if they have all the estimates of the first.
     """
     good_run, bad_run = good[0], bad[0]
     if good_run.case.model is None or bad_run.case.model is None:
         is_watched = good_run.case.watched_name is not None
-        return "no cost model knows a program of one's own" if is_watched else "a probe has no steps"
-    theirs, ours = _pooled(good), _pooled(bad)
-    loss = loss_of(MeasuredStep(case=bad_run.case, estimates=ours), MeasuredStep(case=good_run.case, estimates=theirs))
+        return "no cost model covers a watched program" if is_watched else "a probe has no steps"
+    good_estimates, bad_estimates = _pooled(good), _pooled(bad)
+    loss = loss_of(
+        MeasuredStep(case=bad_run.case, estimates=bad_estimates),
+        MeasuredStep(case=good_run.case, estimates=good_estimates),
+    )
     if isinstance(loss, str):
         return loss
-    before, now = (of_metric(side, results.RUN_MEAN_STEP_SECONDS)[0].trials for side in (theirs, ours))
+    before, now = (of_metric(side, results.RUN_MEAN_STEP_SECONDS)[0].trials for side in (good_estimates, bad_estimates))
     change_s = loss.step_s - loss.ideal_s
     interval = difference_interval(now, before)
     return StepChange(
@@ -111,13 +113,13 @@ _DIVIDED = frozenset(
         results.RUN_STAGE_SECONDS,
     )
 )
-"""Metrics that a step is divided by, see `bench.results.step_parts`."""
+"""Metrics used to divide a step, see `bench.results.step_parts`."""
 
 
 def _pooled(runs: Sequence[Summary]) -> list[Estimate]:
-    """Return the first run's estimates, pooled with the trials of other runs that have each of them in every trial.
+    """Return the first run's estimates, pooled with the trials of other runs that have all of them in every trial.
 
-    Intervals of the estimates are left as they were: what is computed from the trials has its own.
+    The intervals of the estimates are not changed: what is computed from the trials gets its own.
     """
     first, *others = (
         {
@@ -128,7 +130,7 @@ def _pooled(runs: Sequence[Summary]) -> list[Estimate]:
         for run in runs
     )
     step = (results.RUN_MEAN_STEP_SECONDS.name,)
-    alike = [
+    complete = [
         other
         for other in others
         if step in other and all(key in other and len(other[key].trials) == len(other[step].trials) for key in first)
@@ -136,7 +138,7 @@ def _pooled(runs: Sequence[Summary]) -> list[Estimate]:
     pooled = [
         replace(estimate, trials=trials, median=median(trials))
         for key, estimate in first.items()
-        if (trials := (*estimate.trials, *(value for other in alike for value in other[key].trials)))
+        if (trials := (*estimate.trials, *(value for other in complete for value in other[key].trials)))
     ]
     return [*pooled, *(estimate for estimate in runs[0].estimates if estimate.metric not in _DIVIDED)]
 
@@ -146,7 +148,7 @@ _SIZES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def unit_of(change_s: float) -> str:
-    """Return the unit in which a change is told: s, ms or us."""
+    """Return the unit in which to show a change: s, ms or us."""
     return next(unit for least_s, unit in _UNITS if abs(change_s) >= least_s)
 
 
@@ -163,12 +165,12 @@ def in_words(change: PartChange, unit: str, *, has_interval: bool = True) -> str
     return f"{text} [{change.low_s / _SIZES[unit]:.1f}, {change.high_s / _SIZES[unit]:.1f}]"
 
 
-# The difference of the traces, where both runs kept windows.
+# The difference of the traces, if both runs kept windows.
 
 MOST_RANKS = 8
-"""Ranks whose windows are read, the first ones that both runs have."""
+"""Most ranks whose windows are read: the first ones that both runs have."""
 SHARE_SHOWN = 0.05
-"""Share of the step's change below which a kernel or a collective is not told."""
+"""Kernels and collectives below this share of the step's change are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +185,7 @@ class TracedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceChange:
-    """The difference of two runs' traced steps: kernels and collectives, the largest share of the change first."""
+    """The difference of two runs' traced steps: kernels and collectives, largest share of the change first."""
 
     step_s: float
     kernels: tuple[TracedChange, ...]
@@ -194,7 +196,7 @@ class TraceChange:
 def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
     """Return the difference of the newest windows in the folders of both runs, or why there is none.
 
-    good, bad: None where the folder is gone.
+    good, bad: None if the folder is gone.
     """
     from bench.results.timelines import newest_windows, read_files
     from collectors.traces.analyzers.diff import ItemChange, NothingToCompare, difference
@@ -208,7 +210,7 @@ def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
         except OSError as error:
             return f"the traces of the {which} run cannot be read: {error.strerror or error}"
         if not windows[-1]:
-            return f"the {which} run kept no trace; set trace_steps = 3 in the suite"
+            return f"the {which} run has no trace; set trace_steps = 3 in the suite"
     ranks = sorted(windows[0].keys() & windows[1].keys())
     if not ranks:
         return "no rank has a trace in both runs"

@@ -1,8 +1,8 @@
-"""Detector of changes in a series, night by night: suspicion, alert, page, and what closes itself.
+"""Detect changes in a series, night by night: suspicion, alert, page, and recovery.
 
-`judge` takes a night; where it asks for reruns, `confirm_by_rerun` takes them. Both take the series' state and return
-the next one, which is all that is kept of the past. docs/reference/detector.md has the formulae. Knows neither store
-nor clock, nor which direction is worse.
+`judge` takes a night; if it requests reruns, `confirm_by_rerun` takes them. Both take the series' state and return the
+next one; nothing else is stored about the past. docs/reference/detector.md has the formulae. Knows neither store nor
+clock, nor which direction is worse.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ from bench.gate.detector.tails import freedom, is_far, p_value, past_nights, qua
 NightVerdict = Literal["insufficient data", "no change", "suspicion", "alert", "page", "recovered"]
 RANGE = 0.95
 RANGE_SDS = 1.96
-"""Half the width of a 95 % interval."""
+"""Half the width of a 95 % interval, in standard deviations."""
 _BUSIEST = 4.0
-"""How many times wider than usual a night's trials are believed to scatter at most, however much its steps do."""
+"""Largest factor by which a night's trials are assumed to scatter more than usual, however much its steps do."""
 PAST_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedNight:
-    """Verdict on a night, with the state to be kept.
+    """The verdict on a night, and the state to store.
 
-    is_new: this call raised the alert or the page. alert: the one that is open, was just raised or has just closed
-    itself; where a paged change went back, the change back.
-    reason: in words; `{night}` in it stands for the night of the number reason_night, which only the caller can date.
-    score: standard deviations between the night and what its regime expected; p_value: of that, two-sided; both take
-    reruns in where there were some. log_value: of the night, placements' offsets removed; expected_log: before it.
-    half_width: of the 95 % interval of their difference. visible_log: the least difference that would be suspected.
+    is_new: this call raised the alert or the page.
+    alert: the alert that is open, was just raised or has just recovered; if a paged change has reverted, the change
+        back.
+    reason: in words; `{night}` in it stands for the night with number `reason_night`, which only the caller can date.
+    score: standard deviations between the night and the expectation of its regime; p_value: two-sided p-value of the
+        score. Both include reruns if there were any.
+    log_value: value of the night, without the placements' offsets; expected_log: expected value. half_width: of the 95
+        % interval of their difference. visible_log: smallest difference that would be suspected.
     """
 
     state: SeriesState
@@ -71,7 +73,7 @@ class JudgedNight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesLevel:
-    """A level on logarithms with its 95 % interval, and how many nights it is of, as far as they are kept."""
+    """A level (logarithm) with its 95 % interval, and the number of stored nights that it is based on."""
 
     log_level: float
     low: float
@@ -81,7 +83,7 @@ class SeriesLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestMean:
-    """Mean of the newest nights, with the variance of its error and the degrees of freedom that is known with."""
+    """Mean of the newest nights, with the variance of its error and the degrees of freedom of this variance."""
 
     log_value: float
     variance: float
@@ -91,17 +93,17 @@ class NewestMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reruns:
-    """Whether a night's reruns agree with it, and how many trials both have."""
+    """Whether a night's reruns agree with it, and how many trials the night and its reruns have together."""
 
     agree: bool
     trials: int
 
 
 def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = SETTINGS) -> JudgedNight:
-    """Judge a night of a series; state: what the night before left, None for a new series.
+    """Judge a night of a series; state: what the previous night returned, None for a new series.
 
     Raises:
-        ValueError: the night is not after the last one, has no trial, or holds values that are not finite.
+            ValueError: the night is not after the last one, has no trial, or has values that are not finite.
     """
     before = SeriesState() if state is None else state
     require_finite(night.trials)
@@ -135,11 +137,11 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
     noise, increase = _noise(now, settings)
     hypotheses = before.hypotheses
     if hypotheses is None:
-        # The first of these nights were reduced before anyone knew how trials differ.
+        # The first of these nights were reduced before it was known how much trials differ.
         values = [
-            NightValue(kept.number, kept.log_value, max(kept.variance, error / kept.trials))
-            for kept in before.nights
-            if kept.number >= before.regime_starts[-1]
+            NightValue(earlier.number, earlier.log_value, max(earlier.variance, error / earlier.trials))
+            for earlier in before.nights
+            if earlier.number >= before.regime_starts[-1]
         ]
         _, hypotheses = begin(values, noise, settings)
     value = NightValue(night.number, current.log_value, increase.trials**2 * current.variance)
@@ -150,10 +152,10 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
 def confirm_by_rerun(
     state: SeriesState, reruns: tuple[TrialSample, ...], settings: DetectorSettings = SETTINGS
 ) -> JudgedNight:
-    """Judge the last night again, with fresh trials of the same night; state: what `judge` left with its suspicion.
+    """Judge the last night again, with new trials of the same night; state: from the `judge` call that suspected it.
 
     Raises:
-        ValueError: the last verdict was no suspicion, there is no trial, or values are not finite.
+            ValueError: the last verdict was not a suspicion, there is no trial, or values are not finite.
     """
     require_finite(reruns)
     suspected = state.suspected
@@ -194,7 +196,7 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     newest = state.nights[-settings.creep_nights :]
     middle = median(night.log_value for night in newest)
     error = median(night.variance for night in newest)
-    # Nights far from the others are cut, as where the noise is learned.
+    # Outlying nights are clipped, as they are when the noise is learned.
     limit = CLIP_SDS * math.sqrt(noise.night_variance + error)
     values = [min(max(night.log_value, middle - limit), middle + limit) for night in newest]
     count = len(values)
@@ -205,7 +207,7 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
 
 
 def learned_noise(state: SeriesState, settings: DetectorSettings = SETTINGS) -> SeriesNoise:
-    """Return the noise that the newest night was judged by."""
+    """Return the noise with which the newest night was judged."""
     return _noise(state, settings)[0]
 
 
@@ -219,9 +221,9 @@ def _weighed(
     settings: DetectorSettings,
     reruns: _Reruns | None = None,
 ) -> JudgedNight:
-    """Take the night's value into all hypotheses, and return the verdict.
+    """Update all hypotheses with the night's value, and return the verdict.
 
-    state: with the night among its nights. suspected: the night's value, and the hypotheses before it.
+    state: its nights include this one. suspected: the night's value, and the hypotheses before it.
     """
     value = suspected.value
     assert suspected.hypotheses is not None, "what is suspected has the hypotheses before it"
@@ -256,14 +258,14 @@ def _weighed(
 
 
 def _likely_onset(weighed: Weighed, settings: DetectorSettings) -> int | None:
-    """Return the likeliest onset of a change that is likely enough for the noise to be learned around it."""
+    """Return the likeliest onset of a change, if the change is likely enough for the noise to be learned around it."""
     best = max(weighed.changes, key=lambda change: change.probability)
     is_likely = sum(change.probability for change in weighed.changes) >= settings.likely_probability
     return best.onset if is_likely else None
 
 
 def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> JudgedNight | None:
-    """Return the page of a change that the nights after it confirm, with the regime that it began; None without one."""
+    """Return the page if later nights confirm a change, with the regime that the change began; None otherwise."""
     state = judged.state
     last_night = state.nights[-1 - settings.hold_nights].number
     for direction in (1, -1):
@@ -297,14 +299,14 @@ def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> 
 
 
 def _page_limit(change: float, settings: DetectorSettings) -> float:
-    """Return the probability that the page of a change of this size, on logarithms, needs."""
+    """Return the probability at which a change of this size (logarithm) becomes a page."""
     odds = settings.page_probability / (1 - settings.page_probability)
     odds *= min(1.0, settings.page_change / max(abs(change), settings.smallest_change))
     return max(odds / (1 + odds), settings.page_probability_least)
 
 
 def _is_return(state: SeriesState, change: Change, settings: DetectorSettings) -> bool:
-    """Return whether a regime that lasted no longer than the window ends at the level that was before it."""
+    """Whether a regime that lasted at most one window ends at the level that preceded it."""
     if not state.past_levels or change.onset - state.regime_starts[-1] > settings.window_nights:
         return False
     log_level, variance = state.past_levels[0]
@@ -314,7 +316,7 @@ def _is_return(state: SeriesState, change: Change, settings: DetectorSettings) -
 
 
 def _followed(judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, settings: DetectorSettings) -> JudgedNight:
-    """Return the verdict on a night after an alert: it stays, or closes itself."""
+    """Return the verdict on a night with an open alert, which stays open or recovers."""
     changes = weighed.changes_to(alert.direction, weighed.before.number)
     probability = sum(change.probability for change in changes)
     if probability < settings.close_probability:
@@ -334,7 +336,7 @@ def _first_night(
     increase: Growth,
     settings: DetectorSettings,
 ) -> JudgedNight:
-    """Return the verdict on a night that follows no alert: suspicion, and with reruns alert or nothing."""
+    """Return the verdict on a night without an open alert: suspicion, or with reruns an alert or nothing."""
     assert judged.score is not None
     assert judged.p_value is not None
     assert judged.log_value is not None
@@ -372,7 +374,7 @@ def _first_night(
 def _alert(changes: Sequence[Change], best: Change, direction: int, raised: int, *, tier: int) -> SeriesAlert:
     total = sum(change.probability for change in changes)
     half_width = RANGE_SDS * math.sqrt(best.change_variance)
-    # Onsets in order, less those in either tail of the probability.
+    # Onsets in order, without those in either tail of the probability.
     passed, inside = 0.0, [best.onset]
     for change in changes:
         passed += change.probability
@@ -392,7 +394,7 @@ def _alert(changes: Sequence[Change], best: Change, direction: int, raised: int,
 
 
 def _trial_error(nights: Sequence[KeptNight], trials: Sequence[TrialSample]) -> float:
-    """Return the variance of the error of one trial on this night, larger where its steps scatter more than usual."""
+    """Return the variance of one trial's error on this night, which is larger if its steps scatter more than usual."""
     variance = _usual_variance(nights)
     usual = median(night.mad for night in nights) if nights else 0.0
     if not usual:
@@ -402,18 +404,18 @@ def _trial_error(nights: Sequence[KeptNight], trials: Sequence[TrialSample]) -> 
 
 
 def _usual_variance(nights: Sequence[KeptNight]) -> float:
-    """Return the variance of the error of one trial on an ordinary night."""
+    """Return the variance of one trial's error on an ordinary night."""
     return trial_variance([(night.spread, night.trials) for night in nights if night.spread is not None])
 
 
 def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]:
-    """Return where regimes began among these nights, and in any case where the present one did."""
+    """Return where regimes began among these nights; the present regime's start is always included."""
     oldest = nights[0].number
     return tuple(start for start in before.regime_starts if start > oldest) or before.regime_starts[-1:] or (oldest,)
 
 
 def _noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise, Growth]:
-    """Learn the noise of the newest night, from nights that are settled; larger where it has grown since."""
+    """Learn the noise of the newest night from settled nights; the noise is larger if it has grown since."""
     usual = _usual_variance(state.nights)
     slow = _slow_noise(state, usual, settings)
     increase = growth(state, slow, usual, settings)
@@ -421,10 +423,10 @@ def _noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise,
 
 
 def _slow_noise(state: SeriesState, usual: float, settings: DetectorSettings) -> SeriesNoise:
-    """Learn the noise from nights that are settled: a change on a newer one may not be known yet.
+    """Learn the noise from settled nights: a change on a newer night may not be known yet.
 
-    Each regime counts about its own level, and so do the nights since a change that is likely, but not confirmed.
-    usual: variance of a trial's error, by all nights: what each night's was taken for on that night was known less.
+    The values of each regime count relative to its own level, as do the nights since a likely but unconfirmed change.
+    usual: variance of a trial's error over all nights, which is known better than on each night by itself.
     """
     count = len(state.nights)
     settled = state.nights[: count - min(settings.window_nights, count // 3)]
@@ -437,10 +439,10 @@ def _slow_noise(state: SeriesState, usual: float, settings: DetectorSettings) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Creep:
-    """How far the newest nights lie from an accepted level, on logarithms.
+    """How far the newest nights lie from an accepted level, as logarithms.
 
-    low, high: interval with the settings' `creep_p` outside, in both directions together. nights: that were used.
-    has_crept: the interval excludes no change, and the change is at least `smallest_creep`.
+    low, high: interval that excludes the settings' `creep_p` in both directions together. nights: nights used.
+    has_crept: the interval excludes zero, and the change is at least `smallest_creep`.
     """
 
     log_change: float
@@ -451,15 +453,15 @@ class Creep:
 
 
 def creep(state: SeriesState, accepted_log_level: float, settings: DetectorSettings = SETTINGS) -> Creep | None:
-    """Compare the newest nights with a level that somebody accepted; None before the first verdict.
+    """Compare the newest nights with an accepted level; None before the first verdict.
 
-    The test is asked each night, so its interval is wider than 95 %. It takes the newest nights alone, since the level
-    of a regime that creeps lags behind them.
+    The test is repeated each night, so its interval is wider than 95 %. It uses only the newest nights, because the
+    estimated level of a creeping regime lags behind them.
 
     Raises:
         ValueError: the accepted level is not finite.
     """
-    from scipy.special import stdtrit  # Imported here: what only reads states needs no scipy.
+    from scipy.special import stdtrit  # Imported here: reading states needs no scipy.
 
     if not math.isfinite(accepted_log_level):
         raise ValueError(f"the accepted level is {accepted_log_level}; it must be finite, a logarithm")

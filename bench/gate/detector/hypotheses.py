@@ -1,7 +1,7 @@
-"""Hypotheses of a series, weighed night by night: no change, or a change on one of the last nights.
+"""Hypotheses about a series, weighed night by night: no change, or a change on one of the last nights.
 
-Each hypothesis is weighed under several models of the noise, which differ in how much a night's effect is still there
-on the next; the probability of a change is the mean over the models, by how probable they are.
+Each hypothesis is weighed under several models of the noise, which differ in how much of a night's effect remains on
+the next night. The probability of a change is the mean over the models, weighted by their probabilities.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from bench.gate.detector.settings import DetectorSettings
 
 
 class Hypotheses(msgspec.Struct, array_like=True, frozen=True):
-    """The filters after the night of this number. onsets: of the changes, in order.
+    """The filters after night `number`. onsets: onsets of the changes, in order.
 
-    filters: an array (moment, model, 1 + changes) of 64-bit floats, little-endian, as bytes: as numbers it would be
-    three times as long, and reading it would take as long as judging.
+    filters: an array (moment, model, 1 + changes) of 64-bit floats, little-endian, as bytes. Written as numbers it
+    would be three times as long, and reading it would take as long as judging.
     """
 
     number: int
@@ -57,10 +57,11 @@ class Hypotheses(msgspec.Struct, array_like=True, frozen=True):
 class Weighed:
     """All hypotheses after a night.
 
-    changes: in order of their onsets; what their probabilities leave to 1 is that of no change. unchanged: mean over
-    the models of what is known under no change; before: the same on this night before its value was seen. scores:
-    under each model, standard deviations between the value and what no change predicts. deviation: of all models
-    together, of that difference. night_value: mean and variance of what all hypotheses together expected of the night.
+    changes: in order of onset; the rest of their probabilities to 1 is the probability of no change.
+    unchanged: what is known under no change, as the mean over the models; before: the same, before the night's value.
+    scores: under each model, standard deviations between the value and the prediction of no change. deviation: standard
+        deviation of that difference over all models.
+    night_value: mean and variance that all hypotheses together expected for the night.
     """
 
     hypotheses: Hypotheses
@@ -72,7 +73,7 @@ class Weighed:
     night_value: tuple[float, float]
 
     def changes_to(self, direction: int, last_night: int) -> list[Change]:
-        """Return the changes in this direction with an onset until then."""
+        """Return the changes in this direction with an onset up to this night."""
         return [change for change in self.changes if change.onset <= last_night and change.change * direction > 0]
 
 
@@ -83,19 +84,19 @@ def weigh(
     past_levels: Sequence[tuple[float, float]],
     settings: DetectorSettings,
 ) -> Weighed:
-    """Take a night into all hypotheses, with a new one: that the level changed on it."""
+    """Update all hypotheses with a night, and add a new one: that the level changed on this night."""
     onsets = hypotheses.onsets
     filters = hypotheses.array()
     if len(onsets) >= settings.window_nights:
-        kept = settings.window_nights - 1
-        onsets, filters = onsets[-kept:], np.concatenate([filters[:, :, :1], filters[:, :, -kept:]], axis=2)
+        remaining = settings.window_nights - 1
+        onsets, filters = onsets[-remaining:], np.concatenate([filters[:, :, :1], filters[:, :, -remaining:]], axis=2)
     onsets = (*onsets, value.number)
     now = with_change(move(filters, value.number - hypotheses.number, noise, settings), settings)
     before = _mean(now[:, :, 0], value.number, noise)
     means = now[LEVEL] + value.share * now[EFFECT]
     variances = now[LEVEL_VARIANCE] + value.share * (2 * now[COVARIANCE] + value.share * now[EFFECT_VARIANCE])
     scores = (value.log_value - means[:, 0]) / np.sqrt(variances[:, 0] + value.variance)
-    # A change on this very night may be as large as an outlier.
+    # A change on this night itself may be as large as an outlier.
     variances[:, -1] = variances[:, 0] + settings.outlier_sd**2
     see(now, value, noise, settings, has_onset=True)
     weights = _weights(now, noise, past_levels, settings)
@@ -126,9 +127,9 @@ def changes_after(
 def _weights(
     filters: Filters, noise: SeriesNoise, past_levels: Sequence[tuple[float, float]], settings: DetectorSettings
 ) -> NDArray[np.float64]:
-    """Return the probability of each model and hypothesis; all have a sum of 1."""
+    """Return the probability of each model and hypothesis; they sum to 1."""
     odds = log_odds(filters, past_levels, settings)
-    # Probabilities from odds against no change, whose own are 1; the largest is taken out so that none overflows.
+    # Probabilities from the odds against no change, whose own odds are 1; dividing by the largest prevents overflow.
     largest = np.maximum(odds.max(axis=1, keepdims=True), 0.0)
     weights = np.concatenate([np.exp(-largest), np.exp(odds - largest)], axis=1)
     weights *= (noise.weights / weights.sum(axis=1))[:, None]
@@ -136,10 +137,10 @@ def _weights(
 
 
 def begin(values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSettings) -> tuple[Filter, Hypotheses]:
-    """Return what a regime's first nights say of its level, and the hypotheses that they leave.
+    """Return the level shown by a regime's first nights, and the hypotheses after them.
 
-    The level is first taken from the nights' median, three standard deviations wide: the median of few nights is nearer
-    than that, and a first night that is an outlier is known as one.
+    The level's prior is the median of the nights, with a standard deviation of three times theirs. The median of few
+    nights is nearer than that, and a first night that is an outlier is still recognised.
     """
     spread = noise.night_variance + median(value.variance for value in values)
     middle = median(value.log_value for value in values)
@@ -147,14 +148,14 @@ def begin(values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSe
     hypotheses = Hypotheses(values[0].number, (), filters.astype("<f8").tobytes())
     for passed, value in enumerate(values):
         hypotheses = weigh(hypotheses, value, noise, (), settings).hypotheses
-        # The first nights have no regime before them that they could have changed.
+        # Before the first nights there is no regime from which they could have changed.
         if passed <= settings.hold_nights:
             hypotheses = _without_changes(hypotheses, 0)
     return _mean(hypotheses.array()[:, :, 0], hypotheses.number, noise), hypotheses
 
 
 def since(hypotheses: Hypotheses, change: Change) -> Hypotheses:
-    """Return the hypotheses of the regime that a confirmed change has begun."""
+    """Return the hypotheses for the regime that a confirmed change began."""
     return _without_changes(hypotheses, change.place)
 
 
@@ -164,7 +165,7 @@ def _without_changes(hypotheses: Hypotheses, place: int) -> Hypotheses:
 
 
 def _mean(filters: NDArray[np.float64], number: int, noise: SeriesNoise) -> Filter:
-    """Return the moments of one hypothesis over all models; filters: (moment, model)."""
+    """Return one hypothesis' moments over all models; filters: (moment, model)."""
     weights = noise.weights
     level, effect = float(weights @ filters[LEVEL]), float(weights @ filters[EFFECT])
     off_level, off_effect = filters[LEVEL] - level, filters[EFFECT] - effect
@@ -179,7 +180,7 @@ def _mean(filters: NDArray[np.float64], number: int, noise: SeriesNoise) -> Filt
 
 
 def _changes(filters: Filters, weights: NDArray[np.float64], onsets: Sequence[int]) -> tuple[Change, ...]:
-    """Return each change with its moments over the models; weights: of model and hypothesis, with a sum of 1."""
+    """Return each change with its moments over the models; weights: (model, hypothesis), with a sum of 1."""
     weights = weights[:, 1:]
     probabilities = weights.sum(axis=0)
     shares = weights / np.maximum(probabilities, 1e-300)
@@ -223,14 +224,14 @@ def _changes(filters: Filters, weights: NDArray[np.float64], onsets: Sequence[in
 def with_reruns(
     before: Filter, first: NightValue, again: NightValue, noise: SeriesNoise, settings: DetectorSettings
 ) -> tuple[NightValue, bool]:
-    """Return the night's value with its reruns, and whether these agree that it differs from what was expected.
+    """Return the night's value with its reruns, and whether these confirm that it differs from the expectation.
 
-    Reruns see the same level, but only a part of the night's effect, and as much new. Where night and reruns differ by
-    more than both may, something disturbed the night, and the reruns alone are its value; else both count, weighted as
-    a change that they share is found best (generalised least squares). Reruns agree where they alone show half of that
-    change: they are then likelier with it than without.
+    Reruns see the same level, but only part of the night's effect, plus a new effect of the same size. If night and
+    reruns differ by more than these explain, something disturbed the night, and only the reruns give its value.
+    Otherwise both count, with the weights that estimate a common change best (generalised least squares). Reruns agree
+    if they alone show more than half of that change: they are then likelier with it than without.
 
-    before: the filter on this night, before its value was seen.
+    before: the filter on this night, before its value.
     """
     share = settings.rerun_correlation
     fresh = (1 - share * share) * noise.night_variance
@@ -239,7 +240,7 @@ def with_reruns(
     first_variance += first.variance
     again_variance += again.variance + fresh
     first_off, again_off = first.log_value - first_mean, again.log_value - again_mean
-    # Covariance of the two: the level's error, and the part of the night's effect that lasts until the reruns.
+    # Covariance of the two: the level's error, and the part of the night's effect that remains during the reruns.
     shared_variance = before.level_variance + (1 + share) * before.covariance + share * before.effect_variance
     first_weight, again_weight = again_variance - shared_variance, first_variance - shared_variance
     weight = min(max(first_weight / (first_weight + again_weight), 0.0), 1.0)
@@ -257,6 +258,6 @@ def with_reruns(
 
 
 def moved_mean(hypotheses: Hypotheses, number: int, noise: SeriesNoise, settings: DetectorSettings) -> Filter:
-    """Return what no change expects of a later night, before its value is seen, as the mean over the models."""
+    """Return the expectation of no change for a later night, before its value, as the mean over the models."""
     moved = move(hypotheses.array()[:, :, :1], number - hypotheses.number, noise, settings)
     return _mean(moved[:, :, 0], number, noise)

@@ -1,7 +1,7 @@
-"""Levels that a series comes back to: what its earlier nights settled on, and whether a new level is one of these.
+"""Levels that a series returns to: levels of its earlier nights, and whether a new level is one of them.
 
-A placement that nobody named, a clock that has two settings, a neighbour that comes for weeks: the level that returns
-is no news, though it is a change.
+Examples are a placement that nobody named, a clock with two settings, or a neighbour that comes for weeks: a level that
+returns is a change, but no news.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _RANGE_SDS = 1.96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLevel:
-    """A level that a series was on before, and left. nights: that it was on it, of so many `all_nights` before.
+    """A level that a series had before, and left. nights: nights on this level, out of `all_nights` earlier nights.
 
-    last: its last night there. log_level, variance: of the logarithm, and of its error.
+    last: last night on this level. log_level, variance: logarithm of the level, and variance of its error.
     """
 
     log_level: float
@@ -38,17 +38,16 @@ class KnownLevel:
 
     @property
     def reason(self) -> str:
-        """What is known of the level, in words; `{night}` in them stands for `last`."""
+        """What is known about the level, in words; `{night}` in them stands for `last`."""
         return (
-            f"the level is one of this series: it was on it on {self.nights} of {self.all_nights} nights before,"
-            " last on {night}"
+            f"the series has been on this level before, on {self.nights} of {self.all_nights} nights, last on {{night}}"
         )
 
 
 def returned_to(state: SeriesState, onset: int, settings: DetectorSettings = SETTINGS) -> KnownLevel | None:
-    """Return the level that the nights since `onset` have come back to, None where theirs is new.
+    """Return the known level that the nights since `onset` have returned to; None if their level is new.
 
-    The level just before the onset is none: what is on that has not changed.
+    The level just before the onset does not count: a night on it has not changed.
     """
     old = [night for night in state.nights if night.number < onset]
     new = np.array([night.log_value for night in state.nights if night.number >= onset])
@@ -71,14 +70,14 @@ def returned_to(state: SeriesState, onset: int, settings: DetectorSettings = SET
 
 
 def _reach(level: KnownLevel, variance: float, settings: DetectorSettings) -> float:
-    """Return how far nights on the level may lie from it; a rebuilt environment differs by a little."""
+    """Return how far nights on the level may lie from it; a rebuilt environment differs slightly."""
     return _RANGE_SDS * math.sqrt(level.variance + variance + settings.return_sd**2)
 
 
 def _levels(
     old: list[KeptNight], values: Values, bounds: list[int], correlated: float, settings: DetectorSettings
 ) -> list[KnownLevel]:
-    """Return the levels of the stays between these bounds; stays on one level are joined."""
+    """Return the levels of the stays between these bounds; stays on the same level are joined."""
     usual = usual_variance(values)
     levels: list[KnownLevel] = []
     for start, end in pairwise(bounds):

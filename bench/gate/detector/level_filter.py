@@ -1,12 +1,12 @@
-"""Level of a regime, night by night: a Kalman filter under each hypothesis of when the level changed, if it did.
+"""The level of a regime, night by night: a Kalman filter for each hypothesis of when, if ever, the level changed.
 
 Under each hypothesis a night's value is level + night effect + error of its trials, where the effect is a first-order
-autoregression; or the night is an outlier, which something else made slow or fast, and says little of the level. The
-filter keeps both possibilities of each night in their proportion. A filter takes each night once, so a series costs the
-same however long its history is.
+autoregression. Or the night is an outlier, which something else made slow or fast, and which says little about the
+level. The filter weighs both possibilities of each night by their probabilities. A filter takes each night once, so a
+night costs the same however long the history is.
 
-All filters of a series run together, as one array of shape (moment, model, hypothesis): `moment` counts the quantities
-below, `model` the models of the noise, and hypothesis 0 is that of no change.
+All filters of a series run together, as one array of shape (moment, model, hypothesis): `moment` indexes the quantities
+below, `model` the models of the noise, and hypothesis 0 is no change.
 
 Source: Willsky and Jones 1976 (jumps of unknown size in linear systems); Pena and Guttman 1988 (outliers in a Kalman
 filter as a mixture, collapsed to its moments after each night).
@@ -24,13 +24,13 @@ from bench.gate.detector.night import SeriesNoise
 from bench.gate.detector.settings import DetectorSettings
 
 LEVEL, EFFECT, LEVEL_VARIANCE, COVARIANCE, EFFECT_VARIANCE = range(5)
-"""Mean of level and night effect, and their covariance."""
+"""Means of level and night effect, and their covariance."""
 GOOD = 5
-"""Probability that the last night was no outlier."""
+"""Probability that the last night was not an outlier."""
 LOG_LIKELIHOOD = 6
-"""Of all nights since the onset, with that of no change taken off; of no change, of the last night."""
+"""Of a change: of all nights since the onset, relative to no change. Of no change: of the last night."""
 LEVEL_BEFORE, VARIANCE_BEFORE = 7, 8
-"""Of a change: the level that it began from."""
+"""Of a change: the level before it."""
 MOMENTS = 9
 
 Filters = NDArray[np.float64]
@@ -38,7 +38,7 @@ SMALLEST = 1e-300
 
 
 class NightValue(msgspec.Struct, array_like=True, frozen=True):
-    """A night's value: level + share * effect + an error of this variance. share: below 1 where reruns took part."""
+    """A night's value: level + share * effect + an error with this variance. share: below 1 if there were reruns."""
 
     number: int
     log_value: float
@@ -47,7 +47,7 @@ class NightValue(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Filter(msgspec.Struct, array_like=True):
-    """What is known after some nights under one hypothesis: means and covariance of level and night effect."""
+    """Estimates after some nights under one hypothesis: means and covariance of level and night effect."""
 
     number: int
     level: float
@@ -65,7 +65,7 @@ class Filter(msgspec.Struct, array_like=True):
 class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The hypothesis that the level changed on night `onset`, over all models of the noise.
 
-    place: of the hypothesis among the filters. change: of the logarithm.
+    place: index of the hypothesis among the filters. change: of the logarithm.
     """
 
     place: int
@@ -80,7 +80,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def first_filters(log_value: float, variance: float, noise: SeriesNoise) -> Filters:
-    """Return the filters of a level that is known with this variance, before its first night."""
+    """Return the filters before the first night, for a level with this prior value and variance."""
     filters = np.zeros((MOMENTS, len(noise.weights), 1))
     filters[LEVEL] = log_value
     filters[LEVEL_VARIANCE] = variance
@@ -90,21 +90,21 @@ def first_filters(log_value: float, variance: float, noise: SeriesNoise) -> Filt
 
 
 def move(before: Filters, passed: int, noise: SeriesNoise, settings: DetectorSettings) -> Filters:
-    """Return the filters some nights later, before a value is seen: effects have faded, and new ones have come."""
+    """Return the filters `passed` nights later, before a value: old effects have faded, and new ones have come."""
     now = before.copy()
     faded = (noise.phis**passed)[:, None]
     now[EFFECT] *= faded
     now[COVARIANCE] *= faded
     now[EFFECT_VARIANCE] *= faded * faded
     now[EFFECT_VARIANCE] += (1 - faded * faded) * noise.night_variances[:, None]
-    # The level wanders so little that only some `memory_nights` bear on it: by the drift at which a steady filter's
+    # The level drifts so little that only about `memory_nights` nights determine it: with this drift, a steady filter's
     # gain is 1 / memory_nights.
     now[LEVEL_VARIANCE] += passed * noise.long_run_variances[:, None] / settings.memory_nights**2
     return now
 
 
 def with_change(filters: Filters, settings: DetectorSettings) -> Filters:
-    """Return the filters, moved to a night, with the hypothesis that the level changes on it by an unknown amount."""
+    """Return the filters of a night with one more hypothesis: the level changes on this night by an unknown amount."""
     new = filters[:, :, :1].copy()
     new[LEVEL_BEFORE] = new[LEVEL]
     new[VARIANCE_BEFORE] = new[LEVEL_VARIANCE]
@@ -115,10 +115,10 @@ def with_change(filters: Filters, settings: DetectorSettings) -> Filters:
 
 
 def see(now: Filters, value: NightValue, noise: SeriesNoise, settings: DetectorSettings, *, has_onset: bool) -> None:
-    """Take in the value of the night that the filters have moved to; the likelihoods are relative to no change.
+    """Update the filters, in place, with the night's value; the likelihoods are relative to no change.
 
-    has_onset: under the last hypothesis the level changed on this night, so that it is no outlier; were it one, the
-    change would have come later.
+    The filters have already moved to the night. has_onset: under the last hypothesis the level changed on this night,
+    so the night is no outlier; otherwise the change would have come later.
     """
     share = value.share
     gain_level = now[LEVEL_VARIANCE] + share * now[COVARIANCE]
@@ -131,8 +131,8 @@ def see(now: Filters, value: NightValue, noise: SeriesNoise, settings: DetectorS
     rates = rate + max(settings.outlier_stays - rate, 0.0) * (1 - now[GOOD])
     if has_onset:
         rates[:, -1] = 0.0
-    # Densities without the factor of the normal one. That of outliers is Student's t with 2 degrees of freedom, so
-    # that none is impossible, however large.
+    # Densities without the constant factor of the normal density. Outliers follow Student's t with 2 degrees of
+    # freedom, so that no outlier is impossible, however large.
     wide = spread + noise.outlier_variance
     bad = rates * (0.8862269 / np.sqrt(wide) * (1 + square / (2 * wide)) ** -1.5)
     good = (1 - rates) * np.exp(-0.5 * square / spread) / np.sqrt(spread)
@@ -142,7 +142,7 @@ def see(now: Filters, value: NightValue, noise: SeriesNoise, settings: DetectorS
     now[LOG_LIKELIHOOD, :, 0] = log_likelihood[:, 0]
     good /= both
     now[GOOD] = good
-    # Mean and covariance of the mixture "taken in, or not", in which it is taken in with this probability.
+    # Mean and covariance of the mixture "value used or not", in which it is used with probability `good`.
     gain_level /= spread
     gain_effect /= spread
     shrink = good * spread - good * (1 - good) * square
@@ -156,12 +156,11 @@ def see(now: Filters, value: NightValue, noise: SeriesNoise, settings: DetectorS
 def log_odds(
     filters: Filters, past_levels: Sequence[tuple[float, float]], settings: DetectorSettings
 ) -> NDArray[np.float64]:
-    """Return the logarithm of the odds of each change against none, (model, change): how often there is one, and what
-    the nights say.
+    """Return the log odds of each change against none (model, change), from the prior rate of changes and the nights.
 
-    past_levels: means and variances of the levels of earlier regimes, since what broke a series is often taken back.
-    The filters ran with one wide prior of the change; it is replaced here by the settings' own, which is exact for
-    normal densities as long as the wide one is flat where the nights leave the change.
+    past_levels: means and variances of the levels of earlier regimes, because a change that broke a series is often
+    reverted. The filters ran with one wide prior of the change. It is replaced here by the prior of the settings. This
+    is exact for normal densities as long as the wide prior is flat where the nights put the change.
     """
     changes = filters[:, :, 1:]
     change = changes[LEVEL] - changes[LEVEL_BEFORE]
@@ -181,6 +180,6 @@ def log_odds(
 
 
 def _density(deviation: NDArray[np.float64], variance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the normal density, without the constant factor."""
+    """Return the normal density without its constant factor."""
     density: NDArray[np.float64] = np.exp(-0.5 * deviation * deviation / variance) / np.sqrt(variance)
     return density

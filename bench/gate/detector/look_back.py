@@ -1,8 +1,8 @@
-"""What a series shows when looked back upon: a level that stands, a mixture that has shifted, or a slow creep.
+"""Changes of a series that only show in retrospect: a lasting level, a shifted mixture, or a slow creep.
 
-The nightly rule weighs changes of the last two weeks; what it lets pass becomes noise. Here all kept nights of the
-present regime are parted in two at the best place, by ranks, with a limit that holds over the nights of years.
-`begun_again` lets the regime begin at what was found, so that each is reported once.
+The nightly rule weighs changes of the last two weeks; a change that it lets pass becomes noise. This module splits all
+stored nights of the present regime in two at the best place, by ranks, with a limit that holds over years of nights.
+`begun_again` begins a new regime at the change, so that each change is reported once.
 """
 
 from __future__ import annotations
@@ -34,31 +34,33 @@ from bench.gate.detector.state import KeptNight, SeriesState
 
 StandingKind = Literal["level", "mixture", "creep"]
 FEWEST_NIGHTS = 8
-"""Nights on each side: what lasts a week is a disturbance yet, and ranks of fewer cannot reach the limit."""
+"""Nights on each side: what lasts a week may be a disturbance, and ranks of fewer nights cannot reach the limit."""
 LIMIT = 4.5
-"""Score from which a level or a creep is reported. Once in 150,000 for a single place; places and nights are many, and
-the allowance for correlation is itself known from few nights."""
+"""Score from which a level or a creep is reported. For a single place, chance reaches it once in 150,000; but places
+and nights are many, and the allowance for correlation is itself estimated from few nights.
+"""
 SHARE_LIMIT = 5.0
-"""The same of a share, whose border between both kinds is chosen, too."""
+"""The same for a share, where the border between the two kinds is also chosen."""
 CLEAR_SHARE_LIMIT = 4.3
-"""The same where there is no doubt of which kind a night is."""
+"""The same if the kind of every night is clear."""
 _APART = 0.85
-"""Share of the largest score that a split's may have: in 93 % of pairs the night after is the larger one."""
+"""Least share of the largest possible score for a split: in 93 % of pairs the later night is the larger one."""
 _FAR_P = 2e-5
-"""The p-value of the means' difference from which a change is reported where nights are too few for ranks. By Student's
-t with the freedom of the fewer nights; correlated nights count as fewer."""
+"""p-value of the means' difference below which a change is reported if there are too few nights for ranks. It is that
+of Student's t, with the degrees of freedom of the shorter side; correlated nights count as fewer.
+"""
 _FAR_NIGHTS = 12
-"""Nights on each side that it needs: two modes of which one stays for a week are no level."""
+"""Nights that this needs on each side: if one of two modes stays for a week, that is not a level."""
 _KINDS_APART = 5.0
-"""Deviations by which two kinds of nights must differ. Two halves of one normal kind differ by 2.7."""
+"""Deviations by which two kinds of nights must differ. The two halves of one normal distribution differ by 2.7."""
 _CLEARLY_APART = 8.0
 _KIND_NIGHTS = 5
 _MINORITY_NIGHTS = 3
-"""A kind that a part has fewer nights of is no kind of it, but a few disturbed nights."""
+"""If a part has fewer nights of a kind, they are a few disturbed nights and not a kind."""
 _WIDER = 2.0
-"""Times that nights of one kind may differ more in one part: five of them double it by chance once in ten."""
+"""Largest ratio of the spreads of one kind in the two parts: with five nights, chance doubles it once in ten cases."""
 _UNSEEN = 9.0
-"""How many times the usual variance a night on an unknown placement has at least."""
+"""A night's variance on an unknown placement is at least this multiple of the usual variance."""
 _ABOUT_HALF = 0.1
 RANGE = 0.95
 RANGE_SDS = 1.96
@@ -75,12 +77,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A change that stands.
+    """A lasting change.
 
-    onset: the first night of it, with its 95 % range. direction: +1 where the metric rose, -1 where it fell.
-    log_change: of the mean of the logarithm, with its 95 % interval; of a creep, from before it to the newest nights.
-    nights: measured since the onset. score: in standard deviations, allowances for correlation made.
-    before, after: of a mixture, the share of high nights. log_gap: of a mixture, how far its two kinds are apart.
+    onset: its first night, with a 95 % range. direction: +1 if the metric rose, -1 if it fell. log_change: change of
+    the mean logarithm, with its 95 % interval; for a creep, from before it to the newest nights. nights: nights
+    measured since the onset. score: in standard deviations, with allowances for correlation. before, after: for a
+    mixture, the share of high nights. log_gap: for a mixture, the distance between its two kinds.
     """
 
     kind: StandingKind
@@ -99,7 +101,7 @@ class Standing:
 
     @property
     def reason(self) -> str:
-        """What stands, in words; `{night}` in them stands for the onset, which only the caller can date."""
+        """The change in words; `{night}` in them stands for the onset, which only the caller can date."""
         percent = 100 * math.expm1(self.log_change)
         if self.before is not None and self.after is not None and self.log_gap is not None:
             what = "higher" if self.direction > 0 else "lower"
@@ -128,7 +130,7 @@ def _percents(share: Share) -> str:
 
 
 def look_back(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Standing | None:
-    """Return the change that stands in the kept nights of the present regime, None where there is none."""
+    """Return the lasting change in the stored nights of the present regime; None if there is none."""
     nights = _comparable(state)
     if len(nights) < 2 * FEWEST_NIGHTS:
         return None
@@ -138,21 +140,21 @@ def look_back(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Stan
 
 
 def begun_again(state: SeriesState, standing: Standing, settings: DetectorSettings = SETTINGS) -> SeriesState:
-    """Return the state whose present regime begins with what was found, without an open alert.
+    """Return the state with a present regime that begins at the reported change, without an open alert.
 
-    A creep has no level: its regime begins with the newest nights, and what creeps further is a creep of its own.
+    A creep has no level: its regime begins with the newest nights, and further creep is a change of its own.
     """
     onset = standing.onset
     if standing.kind == "creep":
         onset = state.nights[-FEWEST_NIGHTS].number
     of_regime = _comparable(state)
-    # A creep may have begun with the regime, whose first nights are then the level before it.
+    # A creep may have begun with the regime, whose first nights then give the level before it.
     old = [night.log_value for night in of_regime if night.number < standing.onset]
     old = old or [night.log_value for night in of_regime[:FEWEST_NIGHTS]]
     own = [night for night in state.nights if night.number >= onset]
-    # How nights differed before a mixture says nothing of how they differ in it.
-    kept = len(own) if standing.kind == "mixture" else len(state.nights)
-    nights = state.nights[-max(kept, settings.fewest_nights) :]
+    # How nights differed before a mixture says nothing about how they differ within it.
+    count = len(own) if standing.kind == "mixture" else len(state.nights)
+    nights = state.nights[-max(count, settings.fewest_nights) :]
     noise = learn([[night.log_value for night in own]], float(np.median([night.variance for night in own])), settings)
     values = [NightValue(night.number, night.log_value, night.variance) for night in own]
     unchanged, hypotheses = begin(values, noise, settings)
@@ -171,7 +173,7 @@ def begun_again(state: SeriesState, standing: Standing, settings: DetectorSettin
 
 
 def _comparable(state: SeriesState) -> list[KeptNight]:
-    """Return the nights of the present regime, less those on placements whose offset was not known yet."""
+    """Return the nights of the present regime, without those on placements whose offset was not known yet."""
     nights = [night for night in state.nights if night.number >= state.regime_starts[-1]] if state.regime_starts else []
     if not nights:
         return []
@@ -181,17 +183,17 @@ def _comparable(state: SeriesState) -> list[KeptNight]:
 
 
 def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) -> Standing | None:
-    from scipy.special import stdtr  # Imported here: what only reads states needs no scipy.
+    from scipy.special import stdtr  # Imported here: reading states needs no scipy.
 
     ranked = ranks(values)
     split = best_split(ranked, FEWEST_NIGHTS)
     if split is None:
         return None
     place = split.place
-    # Ranks of few nights cannot reach the limit, however far apart they are; what hardly overlaps may do with less.
+    # Ranks of few nights cannot reach the limit, however far apart they are; parts that hardly overlap need less.
     few, count = min(place, len(values) - place), len(values)
     is_apart = few >= _FAR_NIGHTS and abs(split.score) > _APART * math.sqrt(3 * few * (count - few) / (count + 1))
-    if abs(split.score) < LIMIT and not is_apart:  # Allowances only lower it.
+    if abs(split.score) < LIMIT and not is_apart:  # Allowances only lower the score.
         return None
     score = unequal_score(values, ranked, place)
     if abs(score) < LIMIT and not is_apart:
@@ -201,12 +203,12 @@ def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) 
     if ramp is None and not is_apart and abs(score) < LIMIT * math.sqrt(neighbour_inflation(ranked, place)):
         return None
     if ramp is None:
-        # Ranks leave the place open by a night or two, values less so; nights on the wrong side would look correlated.
+        # Ranks locate the change to a night or two, values better; nights on the wrong side would look correlated.
         place = min(max(int(_explained(whole).argmax()) + 1, FEWEST_NIGHTS), count - FEWEST_NIGHTS)
     before, after = whole[:place], whole[place:]
     fitted = np.repeat([before.mean(), after.mean()], [len(before), len(after)]) if ramp is None else ramp.fitted
     left = (whole - fitted)[:place], (whole - fitted)[place:]
-    # What is left of the nights by the likelier shape shows how they are correlated.
+    # The residuals of the likelier shape show how nights are correlated.
     error = float(np.median([night.variance for night in nights]))
     inflated = inflation(left if ramp is None else [whole - fitted], error, settings)
     variances = [max(float(part @ part) / (len(part) - 1), RESOLUTION**2) * inflated for part in left]
@@ -287,7 +289,7 @@ def _mixture(nights: list[KeptNight], values: Values, settings: DetectorSettings
 
 
 def _has_minority(is_high: NDArray[np.bool_], split: Split) -> bool:
-    """Return whether a part has nights of both kinds; else the kinds are two levels, one after the other."""
+    """Whether a part has nights of both kinds; otherwise the kinds are two successive levels."""
     parts = (is_high[: split.place], is_high[split.place :])
     return any(
         min(int(part.sum()), len(part) - int(part.sum())) >= max(_MINORITY_NIGHTS, len(part) / 20) for part in parts
@@ -295,7 +297,7 @@ def _has_minority(is_high: NDArray[np.bool_], split: Split) -> bool:
 
 
 def _is_wider(values: Values, is_high: NDArray[np.bool_], place: int) -> bool:
-    """Return whether nights of one kind differ more in one part: then noise has changed, and not the shares."""
+    """Whether nights of one kind differ more in one part: then the noise has changed, and not the shares."""
     for chosen in (is_high, ~is_high):
         parts = [
             part[is_kind] for part, is_kind in ((values[:place], chosen[:place]), (values[place:], chosen[place:]))
@@ -308,7 +310,7 @@ def _is_wider(values: Values, is_high: NDArray[np.bool_], place: int) -> bool:
 
 
 def _share(is_high: NDArray[np.bool_], inflated: float) -> Share:
-    """Return the share of high nights; so many correlated nights count as fewer (Wilson's interval)."""
+    """Return the share of high nights with Wilson's interval; correlated nights count as fewer."""
     count = len(is_high) / inflated
     share = float(is_high.mean())
     square = RANGE_SDS**2
@@ -318,14 +320,14 @@ def _share(is_high: NDArray[np.bool_], inflated: float) -> Share:
 
 
 def cut_to_ordinary(part: Values) -> Values:
-    """Return the values, those far from their median cut to where ordinary nights end."""
+    """Return the values, clipped to the range of ordinary nights around their median."""
     middle = float(np.median(part))
     limit = CLIP_SDS * robust_sd(part - middle)
     return np.clip(part, middle - limit, middle + limit)
 
 
 def _explained(values: Values) -> Values:
-    """Return the squares that a step explains at each place, from index 1 on."""
+    """Return the sum of squares that a step explains at each place, from index 1 on."""
     count = len(values)
     before = np.arange(1, count)
     sums = np.cumsum(values - values.mean())[:-1]
@@ -333,13 +335,13 @@ def _explained(values: Values) -> Values:
 
 
 def _onset_weights(values: Values, variance: float) -> Values:
-    """Return the likelihood of each place as the onset, from index 1 on, its largest 1."""
+    """Return the likelihood of each place as the onset, from index 1 on, relative to the largest."""
     explained = _explained(values)
     return np.asarray(np.exp((explained - explained.max()) / (2 * max(variance, RESOLUTION**2))))
 
 
 def _onset(weights: Values, place: int) -> tuple[int, int, int]:
-    """Return the likeliest onset with its 95 % range."""
+    """Return the likeliest onset and its 95 % range."""
     passed = np.cumsum(weights) / weights.sum()
     tail = (1 - RANGE) / 2
     onset = 1 + int(weights.argmax())
@@ -350,19 +352,19 @@ def _onset(weights: Values, place: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ramp:
-    """A level that climbs from `start` on until now. fitted: the values that it gives."""
+    """A level that climbs from `start` until now. fitted: its values."""
 
     start: int
     fitted: Values
 
 
 def _ramp(values: Values) -> _Ramp | None:
-    """Return the ramp that fits best, if it fits better than any one step."""
+    """Return the best-fitting ramp, if it fits better than every step."""
     count = len(values)
     nights = np.arange(count)
     off = values - values.mean()
     step = float(_explained(values).max())
-    # A ramp from each place on: (places, nights), centred, so that one product gives what each explains.
+    # A centred ramp from each place, (places, nights), so that one product gives what each explains.
     starts = np.arange(0, count - FEWEST_NIGHTS)
     ramps = np.maximum(nights[None, :] - starts[:, None], 0.0)
     ramps -= ramps.mean(axis=1, keepdims=True)

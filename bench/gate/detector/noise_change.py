@@ -1,12 +1,12 @@
-"""Whether a series' noise has changed: larger noise that the next night is judged by, and what is reported of either.
+"""Whether a series' noise has changed: larger noise for judging the next night, and a report of either change.
 
-The noise of a series is learned slowly, from a hundred nights. `growth` holds against it what differences of
-neighbouring nights and the scatter of trials show of the newest nights: if they are larger, a night is judged by the
-larger noise, long before the slow scale knows it. A level that changes makes one large difference; noise that grows
-makes each of them large.
+The noise of a series is learned slowly, from a hundred nights. `growth` compares it with the differences of
+neighbouring nights and the scatter of trials among the newest nights. If these are larger, nights are judged with the
+larger noise long before the slow estimate shows it. A changed level makes one difference large; grown noise makes all
+of them large.
 
-`noise_change` decides nothing; it dates for a reader what the nightly rule already allows for. Two scales are compared:
-how far nights lie from those around them, before and after each place. Levels and slow wandering do not enter.
+`noise_change` decides nothing; it gives readers a date for what the nightly rule already allows for. It compares how
+far nights lie from their neighbourhood before and after each place, so that levels and slow drift do not matter.
 
 Source: Klotz 1962 (a rank test of scale).
 """
@@ -26,29 +26,28 @@ from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState
 
 _FACTORS = np.array([2.0, 2.8, 4.0, 5.6, 8.0])
-"""Factors that are weighed, of a deviation: each the root of 2 larger than the one before."""
+"""Candidate factors of a deviation, each sqrt(2) times the previous one."""
 _OUTLIER_RATE = 0.05
 _OUTLIER_SD = 10.0
-"""One difference in twenty may be of an outlier, of any size up to some ten deviations."""
+"""One difference in twenty may belong to an outlier, of any size up to about ten deviations."""
 
 FEWEST_NIGHTS = 12
-"""On each side: the deviation of fewer is known to no better than a fifth."""
+"""Nights on each side: with fewer, the error of their deviation is more than a fifth."""
 LIMIT = 4.0
-"""Score from which a change is reported: it pages nobody, so once in some thousand nights may be false."""
+"""Score from which a change is reported: it pages nobody, so one report in a few thousand nights may be false."""
 _HALF_WIDTH = 7
-"""Nights on each side whose median is the level around a night: a week."""
+"""Nights on each side whose median gives the level around a night: a week."""
 SMALLEST_FACTOR = 1.5
-"""Nobody acts on less, and the nightly rule follows it by itself."""
+"""Smallest factor that is reported: nobody acts on less, and the nightly rule adapts by itself."""
 RANGE_SDS = 1.96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """How much larger the deviations are now than the slow scale says. 1.0 where they are not.
+    """How much larger the deviations are now than the slow estimate says; 1.0 if they are not.
 
-    nights, trials: factors by which deviations of nights and of trials are taken to have grown, as means over what is
-    probable, or 1 as long as no growth is likelier than any. factors, shares: of the nights' deviation, with their
-    probabilities.
+    nights, trials: factors by which the deviations of nights and trials have grown, averaged by probability; 1 unless
+    growth is likelier than no growth. factors, shares: factors of the nights' deviation, with their probabilities.
     """
 
     nights: float
@@ -59,7 +58,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseChange:
-    """Since `onset` nights differ `factor` times as much, with its 95 % interval. nights: since then."""
+    """Since `onset`, nights differ `factor` times as much, with its 95 % interval. nights: number since then."""
 
     onset: int
     factor: float
@@ -75,7 +74,7 @@ class NoiseChange:
 
 
 def growth(state: SeriesState, slow: SeriesNoise, usual: float, settings: DetectorSettings) -> Growth:
-    """Return how the noise of the newest nights has grown beyond the slow scale. usual: variance of a trial's error."""
+    """Return how much the newest nights' noise exceeds the slow estimate. usual: variance of a trial's error."""
     nights = state.nights[-settings.growth_nights :]
     starts = {*state.regime_starts, state.likely_onset}
     numbers = np.array([night.number for night in nights])
@@ -89,7 +88,7 @@ def growth(state: SeriesState, slow: SeriesNoise, usual: float, settings: Detect
     for place, night in enumerate(nights):
         if night.number in starts:
             differences[place] = math.nan
-    # The newest night may have a new level: it counts by its trials alone.
+    # The newest night may have a new level, so only its trials count.
     differences[-1] = math.nan
     freedom = np.array([0 if night.spread is None else night.trials - 1 for night in nights])
     ratios = np.array([1.0 if night.spread is None else night.spread / usual for night in nights])
@@ -97,8 +96,8 @@ def growth(state: SeriesState, slow: SeriesNoise, usual: float, settings: Detect
 
 
 def _growth_of(of_nights: NDArray[np.float64], of_trials: NDArray[np.float64], settings: DetectorSettings) -> Growth:
-    """Return how the noise has grown, from what each night and its trials say of each factor: (night, factor)."""
-    # Sums from each night to the newest: what the data say of noise that has been larger since that night.
+    """Return how the noise has grown, given the evidence of each night and its trials, (night, factor)."""
+    # Sums from each night to the newest: the evidence that the noise has been larger since that night.
     nights = np.cumsum(of_nights[::-1], axis=0)[::-1]
     trials = np.cumsum(of_trials[::-1], axis=0)[::-1]
     prior = math.log(settings.noise_changes_per_night / (3 * len(_FACTORS)))
@@ -119,7 +118,7 @@ def _growth_of(of_nights: NDArray[np.float64], of_trials: NDArray[np.float64], s
 
 
 def grown(noise: SeriesNoise, increase: Growth) -> SeriesNoise:
-    """Return the noise of nights that differ more than those that it was learned from."""
+    """Return the noise scaled up for nights that differ more than those it was learned from."""
     factor = increase.nights**2
     if factor == 1.0:
         return noise
@@ -137,7 +136,7 @@ def grown(noise: SeriesNoise, increase: Growth) -> SeriesNoise:
 
 
 def _gain(differences: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the log-likelihood of each difference at each factor, less that at factor 1; 0 where there is none."""
+    """Return each difference's log-likelihood at each factor relative to factor 1; 0 if there is no difference."""
     square = np.minimum(differences * differences, 1e4)[:, None]
     outlier = _OUTLIER_RATE / _OUTLIER_SD * np.exp(-0.5 * square / _OUTLIER_SD**2) + 1e-100
     usual = (1 - _OUTLIER_RATE) * np.exp(-0.5 * square) + outlier
@@ -148,7 +147,7 @@ def _gain(differences: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _gain_of_variance(ratios: NDArray[np.float64], freedom: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the same of variances among trials, which a broken trial may have made large: so only up to a limit."""
+    """Return the same for variances among trials, up to a limit, since a broken trial may have made one large."""
     squares = 0.5 * np.minimum(ratios, 16.0)[:, None] * (1 - _FACTORS**-2.0)
     result: NDArray[np.float64] = np.minimum(freedom[:, None] * (squares - np.log(_FACTORS)), 3.0)
     return result
@@ -157,21 +156,21 @@ def _gain_of_variance(ratios: NDArray[np.float64], freedom: NDArray[np.int64]) -
 def noise_change(
     state: SeriesState, *, reported: int | None = None, settings: DetectorSettings = SETTINGS
 ) -> NoiseChange | None:
-    """Return since when the noise of the kept nights is another, None where it is the same.
+    """Return when the noise of the stored nights changed, and by how much; None if it has not changed.
 
-    reported: onset of a change that was reported; only nights from it on are compared, so that it is reported once.
+    reported: onset of a change already reported; only nights from then on are compared, so it is not reported again.
     """
-    from scipy.special import ndtri  # Imported here: what only reads states needs no scipy.
+    from scipy.special import ndtri  # Imported here: reading states needs no scipy.
 
     nights = [night for night in state.nights if reported is None or night.number >= reported]
     if len(nights) < 2 * FEWEST_NIGHTS:
         return None
     values = np.array([night.log_value for night in nights])
-    # Mirrored at both ends; numpy's own padding takes as long as all the rest.
+    # Mirrored at both ends; numpy's own padding takes as long as everything else together.
     mirrored = np.concatenate((values[_HALF_WIDTH:0:-1], values, values[-2 : -_HALF_WIDTH - 2 : -1]))
     around = sliding_window_view(mirrored, 2 * _HALF_WIDTH + 1)
     deviations = np.abs(values - np.partition(around, _HALF_WIDTH, axis=1)[:, _HALF_WIDTH])
-    # Klotz's scores: as exact for normal noise as a ratio of variances, and as indifferent to its shape as ranks.
+    # Klotz's scores: as efficient for normal noise as a ratio of variances, and as robust to its shape as ranks.
     scores = ndtri(0.5 + (ranks(deviations) + 0.5) / (2 * len(nights))) ** 2
     split = best_split(scores, FEWEST_NIGHTS)
     if split is None or abs(split.score) < LIMIT:
@@ -179,10 +178,10 @@ def noise_change(
     if abs(split.score) < LIMIT * math.sqrt(neighbour_inflation(scores, split.place)):
         return None
     parts = deviations[: split.place], deviations[split.place :]
-    # Nights far off are cut where ordinary ones end, so that a few spikes are not taken for noise.
+    # Outlying nights are clipped to the range of ordinary ones, so that a few spikes do not count as noise.
     before, after = (np.minimum(part, CLIP_SDS * robust_sd(part)) for part in parts)
     log_factor = math.log(max(float(after.mean()), RESOLUTION) / max(float(before.mean()), RESOLUTION))
-    # Of the logarithm of a mean, in the first order.
+    # Variance of the logarithm of a mean, to first order.
     variance = sum(
         float(part.var(ddof=1)) / len(part) / max(float(part.mean()), RESOLUTION) ** 2 for part in (before, after)
     )

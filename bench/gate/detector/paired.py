@@ -1,4 +1,4 @@
-"""What pairs of source trees have to do with a change: whether they are worth it, and a page by their result."""
+"""Pairs of source trees and a change: whether the change is worth measuring pairs, and a page based on their result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from bench.gate.detector.state import SeriesAlert, SeriesState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikelyChange:
-    """The change that a series' last nights suggest, in one direction. probability: of any in this direction.
+    """The change that a series' last nights suggest, in one direction.
 
-    onset: its likeliest first night; onset_low, onset_high: a 95 % range. log_change: of the likeliest.
+    probability: of any change in this direction. onset: likeliest first night, with a 95 % range. log_change: of the
+    likeliest change.
     """
 
     probability: float
@@ -30,7 +31,7 @@ class LikelyChange:
 
 
 def likely_change(state: SeriesState, direction: int, settings: DetectorSettings = SETTINGS) -> LikelyChange | None:
-    """Return the likely change after the last night; None without a candidate in this direction."""
+    """Return the likely change after the last night; None if there is no candidate in this direction."""
     changes = _changes(state, direction, settings)
     if not changes:
         return None
@@ -46,10 +47,10 @@ def likely_change(state: SeriesState, direction: int, settings: DetectorSettings
 
 
 def page_by_pairs(judged: JudgedNight, direction: int, settings: DetectorSettings = SETTINGS) -> JudgedNight:
-    """Return the night as a page of its likeliest change, which pairs of both trees have shown to be of the code.
+    """Return the night as a page of its likeliest change, after pairs of both trees have shown that the code caused it.
 
-    The change begins a regime, as if later nights had confirmed it. Without a candidate, or as a page already, the
-    night stays as it is.
+    The change begins a regime, as if later nights had confirmed it. A night without a candidate, or that is a page
+    already, is returned unchanged.
     """
     state = judged.state
     changes = _changes(state, direction, settings)
@@ -88,7 +89,7 @@ def page_by_pairs(judged: JudgedNight, direction: int, settings: DetectorSetting
 
 
 def _changes(state: SeriesState, direction: int, settings: DetectorSettings) -> list[Change]:
-    """Return the changes of this direction by their onsets."""
+    """Return the changes in this direction, by onset."""
     if state.hypotheses is None or state.unchanged is None:
         return []
     changes = changes_after(state.hypotheses, learned_noise(state, settings), state.past_levels, settings)
@@ -96,7 +97,7 @@ def _changes(state: SeriesState, direction: int, settings: DetectorSettings) -> 
 
 
 def _onsets(changes: Sequence[Change]) -> tuple[int, int]:
-    """Return the first and the last onset without those in either tail of the probability."""
+    """Return the first and last onset, without those in either tail of the probability."""
     total, passed = sum(change.probability for change in changes), 0.0
     inside = []
     for change in changes:

@@ -1,8 +1,8 @@
-"""Placements of a series' trials: how much slower or faster each is, and a night's value without that.
+"""Placements of a series' trials: how much slower or faster each is, and a night's value corrected for it.
 
-Offsets are relative to the placement that the series began on, whose offset is 0. Each is known with a variance; of a
-placement that was never seen only this is known: how much the others differ. A night on it then says little of the
-level, and the detector stays calm, until the offset has been learned from nights on both.
+Offsets are relative to the placement that the series began on, whose offset is 0. Each offset has a variance. For a new
+placement it follows from how much the known ones differ. A night there says little about the level, so the detector
+stays calm until nights on both have shown the offset.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.gate.detector.settings import DetectorSettings
 
 
 class PlacementOffset(msgspec.Struct, array_like=True, frozen=True):
-    """Offset of a placement's logarithms with its variance, and the night that it was last seen on."""
+    """Offset of a placement's logarithms with its variance, and the last night on this placement."""
 
     offset: float
     variance: float
@@ -25,7 +25,7 @@ class PlacementOffset(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Reduced(msgspec.Struct, frozen=True, kw_only=True):
-    """A night's trials as one value. spread: variance among its trials, None of one."""
+    """A night's trials as one value. spread: variance among its trials, None if there is only one."""
 
     log_value: float
     variance: float
@@ -33,7 +33,7 @@ class Reduced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prior_variance(placements: Mapping[str, PlacementOffset], settings: DetectorSettings) -> float:
-    """Return the variance of the offset of a placement never seen, from those that were and one of the prior."""
+    """Return the variance of a new placement's offset, from the known placements and one value of the prior."""
     learned = [placement.offset**2 + placement.variance for placement in placements.values() if placement.variance > 0]
     return (settings.placement_sd**2 + sum(learned)) / (1 + len(learned))
 
@@ -44,15 +44,16 @@ def reduce_trials(
     trial_variance: float,
     settings: DetectorSettings,
 ) -> Reduced:
-    """Return the robust centre of the trials with their placements' offsets removed.
+    """Return the robust centre of the trials, without their placements' offsets.
 
-    trial_variance: of the error of one trial on this night.
+    trial_variance: variance of one trial's error on this night.
     """
     unseen = PlacementOffset(0.0, prior_variance(placements, settings), 0)
     trial_placements = [placements.get(trial.placement, unseen) for trial in trials]
     values = [trial.log_median - place.offset for trial, place in zip(trials, trial_placements, strict=True)]
     combined = centre(values, [trial_variance + place.variance for place in trial_placements])
-    # Share of each trial in the centre. Errors of trials are their own; that of an offset is common to its trials.
+    # Share of each trial in the centre. Each trial has an error of its own; a placement's trials share its offset's
+    # error.
     shares = [
         weight / (trial_variance + place.variance) * combined.variance
         for weight, place in zip(combined.weights, trial_placements, strict=True)
@@ -80,10 +81,10 @@ def learn_offsets(
     number: int,
     settings: DetectorSettings,
 ) -> dict[str, PlacementOffset]:
-    """Return the placements with what this night says of them.
+    """Return the placements, updated with this night.
 
-    expected: mean and variance of the night's value on the first placement, before its trials were seen. Each offset is
-    learned from its trials against that and against the night's trials elsewhere: messages on a star, which are exact.
+    expected: mean and variance of the night's value on the first placement, before its trials. Each offset is learned
+    by comparing its trials with `expected` and with the night's trials elsewhere (exact message passing on a star).
     """
     learned = dict(placements)
     if not learned:
@@ -99,7 +100,7 @@ def learn_offsets(
     for name, (value, error) in groups.items():
         if not before[name].variance:
             continue
-        # The night's value by all that is not of this placement, as a mean weighted by precisions.
+        # The night's value without this placement: the mean of all other estimates, weighted by precision.
         peer_values = [expected] + [
             (peer_value - before[peer].offset, peer_error + before[peer].variance)
             for peer, (peer_value, peer_error) in groups.items()
@@ -111,14 +112,14 @@ def learn_offsets(
         deviation = value - night_value - placement.offset
         spread = placement.variance + error + 1 / precision
         if deviation**2 > OUTLIER_SDS**2 * spread:
-            continue  # A broken trial, or a change of the level: neither is the placement's.
+            continue  # A broken trial or a changed level, not the placement's offset.
         gain = placement.variance / spread
         learned[name] = PlacementOffset(placement.offset + gain * deviation, placement.variance * (1 - gain), number)
     return _newest(learned, settings)
 
 
 def _newest(placements: dict[str, PlacementOffset], settings: DetectorSettings) -> dict[str, PlacementOffset]:
-    """Return the first placement and those seen last, so that hosts that come and go do not fill the state."""
+    """Return the first placement and the most recent ones, so that changing hosts do not fill the state."""
     if len(placements) <= settings.most_placements:
         return placements
     names = sorted(placements, key=lambda name: (placements[name].variance == 0, placements[name].last_number))

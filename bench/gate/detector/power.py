@@ -1,7 +1,7 @@
 """What a series can show: the smallest lasting change that its next nights would confirm, and after how many nights.
 
-From the noise that was learned and the number of nights alone, so it costs no simulation; the simulation that holds it
-is in docs/measured/detector.md.
+The answer follows from the learned noise and the number of nights without a simulation; docs/measured/detector.md has
+the simulation that it was checked with.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from bench.gate.detector.state import SeriesState
 
 POWER = 0.8
 WITHIN_NIGHTS = SETTINGS.window_nights
-"""Nights in which a change is to be confirmed: as long as the nightly rule weighs an onset."""
+"""Nights within which a change should be confirmed: as long as the nightly rule weighs an onset."""
 _SCORE = 4.7
-"""Deviations of the mean of the new nights less that of the old ones that are confirmed in four of five cases."""
+"""Difference of the new nights' mean from the old, in standard deviations, that is confirmed in four of five cases."""
 _SHORT_NIGHTS = 1.5
-"""How much more a short history needs, in nights: its noise is less well known, and taken for more."""
+"""How much more a short history needs, in nights: its noise is known less well, and is estimated higher."""
 TARGET_CHANGE = 0.03
-"""The change whose nights are reported along with the smallest one."""
+"""A change for which the needed nights are reported along with the smallest detectable change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visible:
-    """What a series can show with so many nights.
+    """The changes that a series can show with `history` nights.
 
-    smallest: the smallest lasting change, as a ratio less 1, that is confirmed within `WITHIN_NIGHTS` nights in four of
-    five cases. target: a change, and nights: after how many nights of history it would be confirmed so; None where no
-    history is long enough.
+    smallest: smallest lasting change, as a ratio minus 1, that is confirmed within `WITHIN_NIGHTS` nights in four of
+    five cases. target: a change; nights: nights of history after which it would be confirmed in the same way, or None
+    if no history is long enough.
     """
 
     history: int
@@ -41,7 +41,7 @@ class Visible:
 
     @property
     def words(self) -> str:
-        """What can be seen, in a clause."""
+        """The detectable changes as a clause."""
         smallest = f"with {self.history} nights, lasting changes of {_percent(self.smallest)} or more are detectable"
         if self.smallest <= self.target:
             return smallest
@@ -52,7 +52,7 @@ class Visible:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightNoise:
-    """Variances of a night: of its effect, which the next one shares by `correlation`, and of its trials' error."""
+    """Variances of a night's effect and of its trials' error. correlation: between the effects of successive nights."""
 
     night_variance: float
     error_variance: float
@@ -60,7 +60,7 @@ class NightNoise:
 
 
 def visible(state: SeriesState, target: float = TARGET_CHANGE, settings: DetectorSettings = SETTINGS) -> Visible | None:
-    """Return what a series can show, None before its first verdict."""
+    """Return the changes that a series can show; None before its first verdict."""
     if state.unchanged is None:
         return None
     learned = learned_noise(state, settings)
@@ -81,14 +81,14 @@ def visible(state: SeriesState, target: float = TARGET_CHANGE, settings: Detecto
 def smallest_change(
     noise: NightNoise, history: int, within: int = WITHIN_NIGHTS, settings: DetectorSettings = SETTINGS
 ) -> float:
-    """Return the smallest change, on logarithms, that is confirmed within so many nights after a history."""
+    """Return the smallest change (logarithm) that is confirmed within `within` nights after a history."""
     before = max(1, min(history, settings.memory_nights))
     variance = _variance_of_mean(noise, before) + _variance_of_mean(noise, within)
     return max(_SCORE * (1 + _SHORT_NIGHTS / before) * math.sqrt(variance), settings.smallest_change)
 
 
 def history_needed(noise: NightNoise, change: float, settings: DetectorSettings = SETTINGS) -> int | None:
-    """Return after how many nights of history a change, on logarithms, would be confirmed; None where after none."""
+    """Return the nights of history after which a change (logarithm) would be confirmed; None if none suffice."""
     for nights in range(settings.fewest_nights, settings.memory_nights + 1):
         if smallest_change(noise, nights, settings=settings) <= change:
             return nights
@@ -98,7 +98,7 @@ def history_needed(noise: NightNoise, change: float, settings: DetectorSettings 
 def confirmed_after(
     noise: NightNoise, change: float, history: int, settings: DetectorSettings = SETTINGS
 ) -> int | None:
-    """Return on which night of a change, on logarithms, it is confirmed; None where that takes longer than weighed."""
+    """Return on which night of a change (logarithm) it is confirmed; None if that is after the weighed nights."""
     for nights in range(settings.hold_nights + 1, WITHIN_NIGHTS + 1):
         if smallest_change(noise, history, nights, settings) <= change:
             return nights
@@ -106,7 +106,7 @@ def confirmed_after(
 
 
 def _variance_of_mean(noise: NightNoise, count: int) -> float:
-    """Return the variance of the mean of neighbouring nights, each pair of which shares correlation^distance."""
+    """Return the variance of the mean of neighbouring nights, in which each pair shares correlation^distance."""
     pairs = sum((count - lag) * noise.correlation**lag for lag in range(1, count))
     return (noise.night_variance * (1 + 2 * pairs / count) + noise.error_variance) / count
 

@@ -1,7 +1,7 @@
-"""Two-sample scans over the nights of a regime: where it parts best into nights before and nights after.
+"""Two-sample scans over the nights of a regime: where they split best into nights before and nights after.
 
-Ranks, so that neither the noise's shape nor one far night decides; and how much less correlated nights say than
-independent ones. Knows nothing of states.
+The scans use ranks, so that neither the shape of the noise nor one outlying night decides. Further functions estimate
+how much less correlated nights say than independent ones. Knows nothing of states.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A regime in two parts. place: index of the first night after. score: in standard deviations, + where it rose."""
+    """A regime in two parts. place: index of the first night after. score: in standard deviations, + for a rise."""
 
     place: int
     score: float
 
 
 def ranks(values: Values) -> Values:
-    """Return the ranks of the values from 0 on; equal ones share the mean of theirs."""
+    """Return the ranks of the values, from 0; equal values share their mean rank."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     result = np.empty(len(values))
     differs = ordered[1:] != ordered[:-1]
-    if differs.all():  # As most often, of values that are not rounded.
+    if differs.all():  # The usual case: values are not rounded.
         result[order] = np.arange(len(values))
         return result
     firsts = np.flatnonzero(np.concatenate(([True], differs)))
@@ -42,7 +42,7 @@ def ranks(values: Values) -> Values:
 
 
 def variance(values: Values) -> float:
-    """Return numpy's own variance, to the last digit, without its checks, which take most of the time of a few."""
+    """Return numpy's variance, to the last digit, without its checks, which take most of the time for few values."""
     off = values - values.sum() / len(values)
     return float((off * off).sum() / len(values))
 
@@ -50,7 +50,8 @@ def variance(values: Values) -> float:
 def best_split(ranked: Values, fewest: int) -> Split | None:
     """Return the split whose two parts differ most in mean rank, if the values differ at all.
 
-    fewest: nights on each side. The score is Mann and Whitney's, as if nights were independent and equally noisy.
+    fewest: nights on each side. The score is that of Mann and Whitney, which treats nights as independent and equally
+    noisy.
     """
     count = len(ranked)
     spread = variance(ranked) * count / (count - 1)
@@ -58,14 +59,14 @@ def best_split(ranked: Values, fewest: int) -> Split | None:
         return None
     before = np.arange(fewest, count - fewest + 1)
     sums = np.cumsum(ranked - ranked.mean())[before - 1]
-    # The mean after less the mean before, where both sums together are 0.
+    # Difference of the means (after minus before), given that both sums add up to 0.
     scores = -sums * np.sqrt(count / (before * (count - before) * spread))
     best = int(np.abs(scores).argmax())
     return Split(place=int(before[best]), score=float(scores[best]))
 
 
 def unequal_score(values: Values, ranked: Values, place: int) -> float:
-    """Return the score of a split whose parts may be unequally noisy: the less of this one and Mann and Whitney's.
+    """Return the score of a split whose parts may be unequally noisy: the smaller of this one and Mann and Whitney's.
 
     Source: Brunner and Munzel 2000.
     """
@@ -80,7 +81,7 @@ def unequal_score(values: Values, ranked: Values, place: int) -> float:
 
 
 def best_share_split(is_high: NDArray[np.bool_], fewest: int) -> Split | None:
-    """Return the split whose parts differ most in the share of high nights, by the root of the likelihood ratio."""
+    """Return the split whose parts differ most in their shares of high nights, by the root of the likelihood ratio."""
     count, total = len(is_high), int(is_high.sum())
     if count < 2 * fewest or total in (0, count):
         return None
@@ -96,7 +97,7 @@ def best_share_split(is_high: NDArray[np.bool_], fewest: int) -> Split | None:
 
 
 def _log_likelihood(high: NDArray[np.int64], count: NDArray[np.int64]) -> Values:
-    """Return the largest log-likelihood of so many high nights of so many; 0 log 0 is 0."""
+    """Return the largest log-likelihood of `high` high nights out of `count`, with 0 log 0 = 0."""
     low = count - high
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.where(high > 0, high * np.log(high / count), 0.0) + np.where(low > 0, low * np.log(low / count), 0.0)
@@ -104,19 +105,20 @@ def _log_likelihood(high: NDArray[np.int64], count: NDArray[np.int64]) -> Values
 
 
 def inflation(parts: Sequence[Values], error_variance: float, settings: DetectorSettings) -> float:
-    """Return the variance of a mean of many of these nights, over that of as many independent ones; at least 1.
+    """Return the variance of a mean of many of these nights, relative to as many independent ones; at least 1.
 
-    error_variance: what of a night's is its trials', which no two nights share. The mean over the models of the noise,
-    so that a strong correlation counts as long as few nights do not rule it out: whoever reports a change needs that.
+    error_variance: the part of a night's variance that comes from its trials, which no two nights share. The result is
+    the mean over the models of the noise, so that a strong correlation counts as long as few nights do not exclude it;
+    a report of a change needs this caution.
     """
     if all(float(part.std()) < RESOLUTION for part in parts):
-        return 1.0  # What they differ by is no more than their last digit.
+        return 1.0  # They differ only in their last digit.
     noise = learn([part.tolist() for part in parts], error_variance, settings)
     return max(1.0, noise.long_run_variance / (noise.night_variance + error_variance))
 
 
 def likely_inflation(parts: Sequence[Values], settings: DetectorSettings) -> float:
-    """Return the same by what is likely, the geometric mean over the models: for a description that pages nobody."""
+    """Return the same as a geometric mean over the models, the likely value, for descriptions that page nobody."""
     if all(float(part.std()) < RESOLUTION for part in parts):
         return 1.0
     noise = learn([part.tolist() for part in parts], 0.0, settings)
@@ -125,9 +127,9 @@ def likely_inflation(parts: Sequence[Values], settings: DetectorSettings) -> flo
 
 
 def neighbour_inflation(values: Values, place: int) -> float:
-    """Return the same by the correlation of neighbours alone, with one standard error of it added.
+    """Return the same using only the correlation of neighbours, plus one standard error.
 
-    For values that are no effects of nights: shares and deviations.
+    For values that are not night effects: shares and deviations.
     """
     own = values.copy()
     own[:place] -= own[:place].mean()
@@ -137,7 +139,7 @@ def neighbour_inflation(values: Values, place: int) -> float:
         return 1.0
     count = len(own)
     correlation = float(own[1:] @ own[:-1]) / total
-    # What is taken away as two means lowers a correlation, as in `learn`.
+    # Subtracting two means lowers a correlation, as in `learn`.
     correlation += 2 * (1 + 3 * max(correlation, 0.0)) / count + 1 / float(np.sqrt(count))
     correlation = min(max(correlation, 0.0), 0.95)
     return (1 + correlation) / (1 - correlation)
@@ -146,7 +148,7 @@ def neighbour_inflation(values: Values, place: int) -> float:
 def two_kinds(values: Values, fewest: int) -> tuple[float, float] | None:
     """Return the border between two kinds of values, and their distance in standard deviations of either kind.
 
-    None where a kind would have fewer values than these. The border is that of two means; the distance is Ashman's D.
+    None if a kind would have fewer than `fewest` values. The border is that of two means; the distance is Ashman's D.
     Source: Ashman, Bird and Zepf 1994.
     """
     count = len(values)

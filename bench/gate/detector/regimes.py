@@ -1,8 +1,8 @@
-"""Regimes of a whole series, looked at afterwards: levels between changes, each with the range of its onset.
+"""Regimes of a whole series in retrospect: levels between changes, each with the range of its onset.
 
-What `judge` says of a night knows nothing of later ones; here all nights count. The segmentation is the exact optimum
-of a normal likelihood, in which each regime has a level and a noise of its own, less a penalty for each regime. It
-takes night values without spikes and without placements' offsets. Regimes that differ in noise alone are one.
+`judge` does not know later nights; here all nights count. The segmentation is the exact optimum of a penalised normal
+likelihood, in which each regime has its own level and noise. It takes night values without spikes and without
+placements' offsets. Neighbouring regimes that differ only in noise are joined.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from bench.gate.detector.state import SeriesState
 _SPIKE_HALF_WIDTH = 3
 _SPIKE_SDS = 4.0
 _SCALE_HALF_WIDTH = 14
-"""Nights on each side from which the noise is taken that a spike stands out of: noise changes, too."""
+"""Nights on each side that give the noise which a spike must exceed, since the noise may also change."""
 _FEWEST = 3
-"""Nights of a regime: what lasts two is a spike."""
+"""Fewest nights of a regime: what lasts two nights is a spike."""
 _PRIOR_NIGHTS = 2.0
-"""As if the noise of the whole series had been seen for so long in each regime: three nights may agree by chance."""
+"""Weight of the whole series' noise in each regime, in nights: three nights may agree by chance."""
 _RANGE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """Nights at one level. Nights are numbers, the level a logarithm with its 95 % interval.
+    """Nights at one level. Nights are numbers; the level is a logarithm with its 95 % interval.
 
-    onset_low, onset_high: 95 % range of its first night; both are that night in the first regime, which has no onset.
+    onset_low, onset_high: 95 % range of its first night. In the first regime, which has no onset, both are that night.
     """
 
     first: int
@@ -51,12 +51,12 @@ class Regime:
 
 
 def regimes(nights: Sequence[Night], settings: DetectorSettings = SETTINGS) -> tuple[Regime, ...]:
-    """Return the regimes of a series, in order; none of fewer nights than a first verdict needs.
+    """Return the regimes of a series, in order; none if there are fewer nights than a first verdict needs.
 
     Raises:
-        ValueError: the nights are not in order, have no trial, or hold values that are not finite.
+            ValueError: the nights are not in order, have no trial, or have values that are not finite.
     """
-    from scipy.special import stdtrit  # Imported here: what only reads states needs no scipy.
+    from scipy.special import stdtrit  # Imported here: reading states needs no scipy.
 
     if len(nights) < settings.fewest_nights:
         return ()
@@ -70,7 +70,7 @@ def regimes(nights: Sequence[Night], settings: DetectorSettings = SETTINGS) -> t
             low, high = _onset_range(values, bounds[index - 1], start, end, correlated)
         part = values[start:end]
         middle = float(np.mean(part))
-        # By its own noise, which so few nights know only so well: Student's t.
+        # The interval uses the regime's own noise, which few nights show only roughly: Student's t.
         own = max(float(part.var(ddof=1)), RESOLUTION**2)
         half_width = float(stdtrit(len(part) - 1, (1 + _RANGE) / 2)) * math.sqrt(correlated * own / len(part))
         segments.append(
@@ -89,7 +89,7 @@ def regimes(nights: Sequence[Night], settings: DetectorSettings = SETTINGS) -> t
 
 
 def _values(nights: Sequence[Night], settings: DetectorSettings) -> Values:
-    """Return the nights' values, offsets removed as the detector has learned them by the end, and spikes cut."""
+    """Return the nights' values without spikes and without the offsets that the detector has learned by the end."""
     state: SeriesState | None = None
     spreads = []
     for night in nights:
@@ -103,9 +103,10 @@ def _values(nights: Sequence[Night], settings: DetectorSettings) -> Values:
 
 
 def without_spikes(values: Sequence[float]) -> Values:
-    """Return the values; one that is far from the median of its neighbours gets that median (Hampel's filter).
+    """Return the values; each one that is far from the median of its neighbours gets that median (Hampel's filter).
 
-    So what lasts a few nights is no regime. Far is in deviations of the nights around from their neighbours' medians.
+    So a change of a few nights is no regime. The limit is in deviations of nearby nights from their neighbours'
+    medians.
     """
     around = [
         median(values[max(0, index - _SPIKE_HALF_WIDTH) : index + _SPIKE_HALF_WIDTH + 1])
@@ -126,21 +127,21 @@ def without_spikes(values: Sequence[float]) -> Values:
 
 
 def segment(values: Values) -> tuple[list[int], float]:
-    """Return where regimes begin, but for the first, and how many times more correlated nights vary in their mean."""
+    """Return where regimes begin, except for the first, and how many times correlation increases a mean's variance."""
     edges = _optimum(values, 1.0)
     parts = np.split(values, edges)
     usual = usual_variance(values)
-    # Each regime's nights in units of its own noise, so that a noisy regime does not speak for all.
+    # Each regime's nights in units of its own noise, so that a noisy regime does not dominate.
     scaled = [(part - part.mean()) / math.sqrt(variance_of(part, usual)) for part in parts]
     correlated = likely_inflation(scaled, SETTINGS)
     return _joined(values, _optimum(values, correlated), correlated), correlated
 
 
 def _optimum(values: Values, correlated: float) -> list[int]:
-    """Return where regimes begin: the least of the deviance of all regimes + a penalty for each.
+    """Return where regimes begin: the minimum of the deviance of all regimes plus a penalty for each.
 
-    Source: optimal partitioning, Jackson et al. 2005; the penalty of 3 log n for an onset, unknown in place and size,
-    is that of Zhang and Siegmund 2007, and the noise is a further unknown.
+    Source: optimal partitioning, Jackson et al. 2005. The penalty of 3 log n for an onset of unknown place and size is
+    from Zhang and Siegmund 2007; the noise is one more unknown.
     """
     count = len(values)
     penalty = 4 * math.log(count)
@@ -157,7 +158,7 @@ def _optimum(values: Values, correlated: float) -> list[int]:
         lengths = end - starts
         total = (squares[end] - squares[starts]) - (sums[end] - sums[starts]) ** 2 / lengths
         variances = (np.maximum(total, 0.0) + _PRIOR_NIGHTS * usual) / (lengths + _PRIOR_NIGHTS)
-        # The prior's own deviance, without which a noise would cost nothing to differ from it.
+        # Includes the deviance of the prior, without which a noise that differs from it would cost nothing.
         deviances = (lengths + _PRIOR_NIGHTS) * np.log(variances / usual)
         totals = best[starts] + deviances / correlated + penalty
         start_of[end] = int(np.argmin(totals))
@@ -171,7 +172,7 @@ def _optimum(values: Values, correlated: float) -> list[int]:
 
 
 def _joined(values: Values, edges: list[int], correlated: float) -> list[int]:
-    """Return the beginnings of regimes whose levels differ, by as much as an onset costs; the least first."""
+    """Return the starts of regimes whose levels differ enough to justify an onset, removing the least first."""
     usual = usual_variance(values)
     edges = list(edges)
     while edges:
@@ -189,7 +190,7 @@ def _joined(values: Values, edges: list[int], correlated: float) -> list[int]:
 
 
 def usual_variance(values: Values) -> float:
-    """Return the variance of nights by the differences of neighbours, which few changes touch."""
+    """Return the variance of nights from differences of neighbours, which few changes affect."""
     return max(float(1.4826 * np.median(np.abs(np.diff(values)))) ** 2 / 2, RESOLUTION**2)
 
 
@@ -199,11 +200,11 @@ def variance_of(part: Values, usual: float) -> float:
 
 
 def _onset_range(values: Values, before: int, onset: int, after: int, correlated: float) -> tuple[int, int]:
-    """Return the first and last place that the onset between two regimes may have, with their outer ends held."""
+    """Return the first and last likely place of the onset between two regimes, with their outer ends fixed."""
     usual = usual_variance(values)
     sides = (values[before:onset], values[onset:after])
     part = values[before:after]
-    # What each night speaks for the regime after rather than before, by the level and the noise of each.
+    # How much each night favours the later regime over the earlier one, by the level and the noise of each.
     deviances = [(part - side.mean()) ** 2 / (spread := variance_of(side, usual)) + math.log(spread) for side in sides]
     for_before = np.cumsum(deviances[1] - deviances[0])[:-1] / 2
     weights = np.exp((for_before - for_before.max()) / correlated)

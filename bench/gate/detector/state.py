@@ -1,4 +1,4 @@
-"""State of a series between two nights: all that is kept of its past, as JSON of a bounded size."""
+"""State of a series between two nights: everything stored about its past, as JSON of a bounded size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SCHEMA_VERSION = 2
 
 
 class KeptNight(msgspec.Struct, array_like=True, frozen=True):
-    """A night as the noise is learned from it.
+    """A night, as used to learn the noise.
 
-    log_value: with reruns, where there were some. spread: variance among its trials, None of one. mad: the trials' own,
-    their median.
+    log_value: includes reruns if there were any. spread: variance among its trials, None if there is only one. mad:
+    median of the trials' own deviations.
     """
 
     number: int
@@ -27,9 +27,9 @@ class KeptNight(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SeriesAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of a series that stood in its reruns (tier 1) or in the nights after it (tier 2, a page).
+    """A change of a series, confirmed by reruns (tier 1) or by later nights (tier 2, a page).
 
-    onset: the first night of the new level, with a 95 % range. direction: +1 where the metric rose, -1 where it fell.
+    onset: the first night of the new level, with a 95 % range. direction: +1 if the metric rose, -1 if it fell.
     log_change: of the logarithm, with a 95 % interval. raised: the night on which this tier was reached.
     """
 
@@ -45,20 +45,20 @@ class SeriesAlert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspected(msgspec.Struct, frozen=True, kw_only=True):
-    """What reruns are judged from: the night's value, and the hypotheses before it."""
+    """The basis for judging reruns: the night's value, and the hypotheses before it."""
 
     value: NightValue
     hypotheses: Hypotheses | None = None
 
 
 class SeriesState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the detector knows of a series.
+    """What the detector knows about a series.
 
-    nights: the newest, from which the noise is learned. regime_starts: night numbers on which regimes began.
-    unchanged: what is known of the present regime's level, None before there are enough nights. hypotheses: after the
-    last night; None before that, and in states of version 1, whose hypotheses are made again from the nights.
-    likely_onset: of a change that is likely, but not confirmed. past_levels: mean and variance of the levels of earlier
-    regimes, newest first. alert: the one that is open, of tier 1.
+    nights: the newest ones, from which the noise is learned. regime_starts: night numbers on which regimes began.
+    unchanged: estimate of the present regime's level, None before there are enough nights. hypotheses: after the last
+    night; None before that, and in states of version 1, whose hypotheses are rebuilt from the nights. likely_onset:
+    onset of a likely but unconfirmed change. past_levels: mean and variance of the levels of earlier regimes, newest
+    first. alert: the open alert, of tier 1.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""The document of a suite file: its TOML, with values of the command line in place of the file's."""
+"""The document of a suite file: its TOML, in which values of the command line override those of the file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _TABLES = ("defaults", "case", "lever")
 
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
-"""The folder of the suites that come with this program."""
+"""Folder of the suites that come with this program."""
 
 
 def shipped_suites() -> dict[str, Path]:
-    """Return the files of the suites that come with this program, by their names."""
+    """Return the files of the suites that come with this program, by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
 def find_suite(name: str) -> Path:
-    """Return the file of this path, or else that of the suite of this name that comes with this program.
+    """Return the file at this path, or else the file of the shipped suite with this name.
 
     Raises:
         Misuse: there is neither.
@@ -43,15 +43,17 @@ def find_suite(name: str) -> Path:
 
 
 def read_suite_document(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the TOML document of a suite file, with these `KEY=VALUE` texts set in it.
+    """Return the TOML document of a suite file, after setting these `KEY=VALUE` texts in it.
 
     Raises:
         BadSettings: the file cannot be read, or is not TOML.
-        Misuse: it is empty, or a text sets nothing.
+        Misuse: the file is empty, or a text sets nothing.
     """
     document = read_document(path)
     if not document:
-        raise Misuse(f"{path} is empty; a suite has a line schema_version = 1 and a table for each case, as [case.ddp]")
+        raise Misuse(
+            f"{path} is empty; a suite has a line schema_version = 1 and a table for each case, for example [case.ddp]"
+        )
     keys = [_set_value(document, text, path) for text in settings]
     for key in keys:
         if keys.count(key) > 1:
@@ -60,12 +62,12 @@ def read_suite_document(path: Path, settings: Sequence[str] = ()) -> dict[str, A
 
 
 def _set_value(document: dict[str, Any], text: str, path: Path) -> str:
-    """Set what `KEY=VALUE` says in the document; return the key.
+    """Set the value of a `KEY=VALUE` text in the document; return the key.
 
-    The value is TOML, or a text where it is none, so that `case.ddp.precision=bf16` needs no quotes.
+    The value is TOML, or a plain text if it is not TOML, so that `case.ddp.precision=bf16` needs no quotes.
 
     Raises:
-        Misuse: it has another form, or names no table of the document.
+        Misuse: the text has another form, or names no table of the document.
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals and value):
@@ -74,7 +76,7 @@ def _set_value(document: dict[str, Any], text: str, path: Path) -> str:
     is_of_table = words[0] in _TABLES
     if not all(words) or len(words) > 5 or (not is_of_table and len(words) > 1) or (is_of_table and len(words) < 2):
         raise Misuse(
-            f"--set {key} names no key of a suite; it may be such as nightly, defaults.trials or"
+            f"--set {key} names no key of a suite; use for example nightly, defaults.trials or"
             " case.ddp.options.bucket_mb"
         )
     table: Any = document

@@ -1,6 +1,6 @@
-"""Sweeps of a suite's tables: lists in place of values become a grid of points, zipped lists move together.
+"""Sweeps of a suite's tables: lists in place of values become a grid of points; zipped lists move together.
 
-A table is flat here: the strategy's option `bucket_mb` is the key `options.bucket_mb`.
+Tables are flat here: the strategy's option `bucket_mb` has the key `options.bucket_mb`.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from bench.errors import Misuse
 from collectors.settings_file import nearest, shown
 
 MOST_POINTS = 1000
-"""Points of one table; more are a slip, such as a list too many."""
+"""Most points of one table; more are a slip, for example one list too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A swept key, and its values in order."""
+    """A swept key and its values, in order."""
 
     key: str
     values: tuple[Any, ...]
 
     @property
     def name(self) -> str:
-        """The last word of the key, which no two keys share."""
+        """The last word of the key; no two keys share it."""
         return self.key.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One combination of a table's sweeps. values: of all keys. swept: of the axes, by their names, in order."""
+    """One combination of a table's sweeps. values: of all keys. swept: of the axes, by name, in order."""
 
     values: Mapping[str, Any]
     swept: Mapping[str, Any]
 
     @property
     def suffix(self) -> str:
-        """What tells the point from others of its table: `[ranks=2,bucket_mb=25]`; empty without sweeps."""
+        """Suffix that distinguishes the point within its table: `[ranks=2,bucket_mb=25]`; empty without sweeps."""
         words = (f"{name}={text_of(value)}" for name, value in self.swept.items())
         return f"[{','.join(words)}]" if self.swept else ""
 
 
 def text_of(value: Any) -> str:
-    """Return the value as a command line has it: `true`, `25`, `0.5` or the text itself."""
+    """Return the value as text for a command line: `true`, `25`, `0.5` or the text itself."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_same(value: object, other: object) -> bool:
-    """Whether both are the same TOML value: 1 is 1.0, but not true, which Python takes for 1."""
+    """Whether both are the same TOML value: 1 equals 1.0, but not true, although Python's 1 equals True."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
@@ -63,15 +63,16 @@ def points(
     excluded: Sequence[Mapping[str, Any]] = (),
     place: str = "",
 ) -> list[Point]:
-    """Return the points of a flat table, the last axis running fastest.
+    """Return the points of a flat table; the last axis varies fastest.
 
     swept: keys whose values are lists to sweep over. zipped: groups of axes that move together, by name or key.
-    excluded: values of axes, whose combination is left out. place: file and table, for messages.
+    excluded: combinations of axis values to leave out. place: file and table, for messages.
 
-    Example: ranks [1, 2] and batch [8, 16] are four points; zipped, two.
+    Example: ranks [1, 2] and batch [8, 16] give four points; zipped, they give two.
 
     Raises:
-        Misuse: zipped or excluded values fit no axis, nothing is excluded or nothing left, or points are too many.
+        Misuse: zipped or excluded values fit no axis, nothing is excluded or nothing remains, or there are too many
+            points.
     """
     axes = [Axis(key=key, values=tuple(table[key])) for key in table if key in swept]
     groups = _groups(axes, zipped, place)
@@ -90,7 +91,7 @@ def points(
 
     combinations = []
     for places in itertools.product(*(range(len(group[0].values)) for group in groups)):
-        # Where each axis stands: axes of one group at the same place.
+        # Present value of each axis; all axes of a group are at the same place.
         at = {axis.key: axis.values[number] for group, number in zip(groups, places, strict=True) for axis in group}
         combinations.append(
             Point(values={**table, **at}, swept={axis.name: at[axis.key] for axis in axes}),
@@ -99,7 +100,7 @@ def points(
 
 
 def _groups(axes: Sequence[Axis], zipped: Sequence[Sequence[str]], place: str) -> list[list[Axis]]:
-    """Return the axes in groups that move together, each where its first axis stands."""
+    """Return the axes in groups that move together; each group takes the place of its first axis."""
     group_of = {axis.key: [axis] for axis in axes}
     for names in zipped:
         members = [_find_axis(name, axes, f"{place} zip") for name in names]
@@ -111,7 +112,7 @@ def _groups(axes: Sequence[Axis], zipped: Sequence[Sequence[str]], place: str) -
         lengths = {len(axis.values) for axis in members}
         if len(lengths) > 1:
             each = " and ".join(f"{axis.name} has {len(axis.values)}" for axis in members)
-            raise Misuse(f"{place} zip joins lists of different lengths: {each} values; give them as many")
+            raise Misuse(f"{place} zip joins lists of different lengths: {each} values; give them equal lengths")
         group = [axis for axis in axes if axis in members]
         group_of |= {axis.key: group for axis in members}
     groups: list[list[Axis]] = []
@@ -138,7 +139,7 @@ def _without(
             raise Misuse(f"{where} is {shown(dict(values))}, which no combination of the lists has; leave it out")
         rest = [point for point in rest if not any(point is other for other in matching)]
     if not rest:
-        raise Misuse(f"{place} exclude leaves no case; leave one")
+        raise Misuse(f"{place} exclude removes every case; keep at least one")
     return rest
 
 

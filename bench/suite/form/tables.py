@@ -1,4 +1,4 @@
-"""The tables of a suite file: what each key is for and what it may be, for its checks and its JSON Schema."""
+"""The tables of a suite file: purpose and allowed values of each key, for its checks and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from workloads.spec import LARGEST, Backend, ChosenPrecision, Device, Option, Sa
 
 SCHEMA_VERSION = 1
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$(?!\n)"
-"""Names of suites, cases, levers, blocks and tags: they become parts of files' names and of command lines."""
+"""Names of suites, cases, levers, blocks and tags: they become parts of file names and command lines."""
 NAMES = "a name of letters, digits, _ and -, at most 60 of them"
-"""What `NAME` allows, in words."""
+"""Description of the names that `NAME` allows."""
 
 
 def key(text: str) -> Meta:
-    """Return what a key is for."""
+    """Return a schema annotation with the purpose of a key."""
     return Meta(description=text)
 
 
 T = TypeVar("T")
 Several: TypeAlias = A[list[T], Meta(min_length=1)]
 Swept: TypeAlias = T | Several[T]
-"""A list in place of the value measures each value of the list."""
+"""A value, or a list of values that are all measured."""
 Name = A[str, Meta(pattern=NAME, title=NAMES)]
 Text = A[str, Meta(pattern=r"\S", title="a text that is not empty")]
 Word = A[str, Meta(min_length=1)]
-"""A text that may be swept: msgspec 0.22 corrupts memory at a text with a pattern that may also be a list."""
+"""A text that may be swept: msgspec 0.22 corrupts memory if a text with a pattern may also be a list."""
 Strategy: TypeAlias = Literal[tuple(spec.name for spec in SPECS)]  # type: ignore[valid-type]
 RunMetric: TypeAlias = Literal[tuple(metric.name for metric in METRICS if metric.scope == "run")]  # type: ignore[valid-type]
 CauseKind: TypeAlias = Literal[get_args(get_type_hints(FailureCause)["kind"])]  # type: ignore[valid-type]
@@ -53,7 +53,7 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def option_schemas() -> JsonSchema:
-    """Return the JSON Schema of a table of options, in which each allows what any of its strategies does."""
+    """Return the JSON Schema of a table of options, in which each allows the values of all its strategies."""
     takers: dict[str, list[tuple[str, Option]]] = {}
     for spec in SPECS:
         for option in spec.options:
@@ -68,15 +68,15 @@ def option_schemas() -> JsonSchema:
         value = {"type": kind, **limits}
         whose = "many strategies" if len(pairs) > 6 else ", ".join(strategy for strategy, _ in pairs)
         schemas[name] = {
-            "description": f"Of {whose}: {options[0].help}.",
+            "description": f"Option of {whose}: {options[0].help}.",
             "anyOf": [value, {"type": "array", "items": value, "minItems": 1}],
         }
     return {"properties": schemas, "additionalProperties": False}
 
 
 SCALING = (
-    "Makes the cases a scaling curve over their ranks. weak: the batch is the baseline's, and grows with the ranks that"
-    " train; strong: the batch stays."
+    "Makes the cases a scaling curve over their ranks. weak: the baseline's batch grows with the training ranks;"
+    " strong: the batch does not change."
 )
 BASELINE = (
     "Case that scaling efficiency is relative to: a table, or a resolved name. By default, on a curve, the case of the"
@@ -86,8 +86,8 @@ SHAPE = (
     f"The model: {', '.join(PRESETS)}, or the path of a Llama-like model's config.json, relative to the suite's folder."
 )
 BLOCK = (
-    "Cases of one block are measured in turn, trial by trial; by default those of a table, and of the table of its"
-    " baseline."
+    "Cases of one block are measured in turn, trial by trial; by default a block has a table's cases and those of its"
+    " baseline's table."
 )
 OPTIONS = "Options of the strategy; `observatory list STRATEGY` describes them."
 INJECT = "Fire drill: a fault as KIND@RANK:STEP, for example kill@1:3; KIND is raise, kill, hang, exit or leave."
@@ -100,7 +100,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SuiteNeeds(_Table, frozen=True):
-    """What a case needs of the machines, in addition to what follows from the case; 0 needs none."""
+    """What a case needs from the machines, in addition to what follows from the case; 0: nothing."""
 
     gpus: A[int, Meta(ge=0, le=10**6), key("GPUs of each node.")] = 0
     memory_bytes: A[float, Meta(ge=0, le=LARGEST), key("Memory of each GPU, or of the host for a case on a CPU.")] = 0.0
@@ -114,15 +114,15 @@ class Gate(_Table, frozen=True):
 
 
 class Expected(_Table, frozen=True):
-    """How a fire drill must end. cause: a `Cause.kind`. cause, rank: None where any will do."""
+    """How a fire drill must end. cause: a `Cause.kind`. cause, rank: None if any will do."""
 
     outcome: A[TrialOutcome, key("How the case must end.")]
-    cause: A[CauseKind | None, key("Kind of the root cause that must be named.")] = None
+    cause: A[CauseKind | None, key("Kind of root cause that must be reported.")] = None
     rank: A[A[int, Meta(ge=0, lt=MOST["ranks"])] | None, key("Rank that must be the root cause.")] = None
 
 
 class Training(_Table, frozen=True):
-    """Keys of a model or of its training, which a probe does not take."""
+    """Keys of a model or of its training, which a probe does not accept."""
 
     shape: A[Swept[Word] | None, Meta(description=SHAPE, extra_json_schema={"examples": list(PRESETS)})] = None
     # Cost models list each layer's weights.
@@ -151,7 +151,7 @@ class Defaults(Training, frozen=True):
     ranks: A[Swept[Ranks] | None, key("Ranks; by default one for each GPU, or 2 on a CPU, as the strategy allows.")] = (
         None
     )
-    device: A[Swept[Device] | None, key("By default cuda where a GPU is, else cpu.")] = None
+    device: A[Swept[Device] | None, key("By default cuda if there is a GPU, else cpu.")] = None
     backend: A[Swept[Backend] | None, key("By default nccl on cuda, gloo on cpu.")] = None
     precision: A[Swept[ChosenPrecision] | None, key("Arithmetic precision; by default bf16 for models on GPUs.")] = None
     threads: A[Swept[A[int, Meta(ge=1)]], key("CPU threads of a rank.")] = 1
@@ -171,7 +171,7 @@ class Defaults(Training, frozen=True):
     ] = None
     exclude: A[
         A[list[dict[str, Value]], Meta(min_length=1, title="a list of tables, for example [{ ranks = 8 }]")] | None,
-        key("Combinations of the sweeps' values that are left out."),
+        key("Combinations of the sweeps' values to leave out."),
     ] = None
     block: A[Name | None, key(BLOCK)] = None
     limit_s: A[float, Meta(ge=1, le=10**7), key("Time limit of a trial, in seconds.")] = 600.0
@@ -179,7 +179,7 @@ class Defaults(Training, frozen=True):
     tags: A[Names | None, key("Names by which --only chooses cases.")] = None
     importance: A[int, Meta(ge=-(10**6), le=10**6), key("Within a budget, higher importance comes first.")] = 0
     needs: A[SuiteNeeds, key("What the case needs; it is skipped on machines that lack it.")] = SuiteNeeds()
-    gate: A[Gate | None, key("How `observatory check` judges the case, where other cases differ.")] = None
+    gate: A[Gate | None, key("How `observatory check` judges the case, if it differs from other cases.")] = None
     inject: A[Swept[Word] | None, key(INJECT)] = None
     expect: A[Expected | None, key("How a fire drill must end; this end does not count as a failure.")] = None
 
@@ -193,7 +193,7 @@ class CaseTable(Defaults, frozen=True):
 class Claim(_Table, frozen=True):
     """What a textbook claims for a lever: the metric with the lever on is `low` to `high` times that with it off.
 
-    device: what the claim is about, where it is about one; cases on another device do not test it.
+    device: if set, the device that the claim is about; cases on another device do not test it.
     """
 
     metric: A[RunMetric, key("Metric of a run's result.")]
@@ -219,8 +219,8 @@ class LeverTable(_Table, frozen=True):
 class SuiteTable(_Table, frozen=True, kw_only=True):
     """Keys above all tables, and the tables."""
 
-    schema_version: A[int, Meta(ge=1, le=SCHEMA_VERSION), key("Version of this form of file.")]
-    name: A[Name | None, key("Name of the suite; by default the file's without its ending.")] = None
+    schema_version: A[int, Meta(ge=1, le=SCHEMA_VERSION), key("Version of the file format.")]
+    name: A[Name | None, key("Name of the suite; by default the file's name without its ending.")] = None
     description: A[Text | None, key("What the suite is for.")] = None
     nightly: A[bool, key("Shows results at /metrics even if they measure less than usual.")] = False
     period_hours: A[A[float, Meta(ge=0.01, le=10**5)] | None, key(PERIOD)] = None

@@ -47,7 +47,7 @@ def test_a_dry_run_says_what_would_go_and_what_stays_and_deletes_nothing(
     said = capsys.readouterr().out
     gone, _, rest = said.partition("stays regardless of age")
     assert names[OLD] in gone
-    assert "it ended before --older-than" in gone
+    assert "it is older than --older-than" in gone
     assert names[NEW] in rest
     assert "it is the newest good run of its series" in rest
     assert "1 run would be deleted, " in rest

@@ -73,7 +73,7 @@ def test_bad_input_is_refused_in_one_line(
         ["ddp", "--good", bad, "--bad", good, *options], capsys
     )
     elsewhere = [*options[:-1], str(tmp_path)]
-    assert "is no git repository; name the folder of a clone" in _refusal(["ddp", *elsewhere], capsys)
+    assert "is not a git repository; name the folder of a clone" in _refusal(["ddp", *elsewhere], capsys)
     assert not (tmp_path / "runs").exists()
 
 

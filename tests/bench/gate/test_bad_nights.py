@@ -100,7 +100,9 @@ def test_a_figure_that_is_zero_on_this_night_is_named(history: History) -> None:
     check = _check(history, _noon(11))
     (missing,) = check.missing
     assert (missing.kind, missing.what) == ("stopped", f'ddp: {RUN_PEAK_MEMORY_BYTES.name} {{"account":"allocated"}}')
-    assert missing.reason == ("a trial of it is not positive and cannot be judged; it was measured last on 2024-10-14")
+    assert missing.reason == (
+        "one of its trials is not positive and cannot be judged; it was last measured on 2024-10-14"
+    )
     assert len(_steps(check)) == 1
 
 
@@ -111,7 +113,7 @@ def test_a_figure_that_is_always_zero_is_named_without_a_code(history: History) 
     check = _check(history, _noon(11))
     (missing,) = check.missing
     assert (missing.kind, missing.is_alert) == ("not_positive", False)
-    assert missing.reason == "a trial of it is 0 or less, which has no logarithm, so that it is not judged"
+    assert missing.reason == "one of its trials is 0 or less, which has no logarithm, so it is not judged"
 
 
 def test_a_rate_of_zero_leaves_out_the_efficiency_alone(history: History) -> None:

@@ -93,7 +93,7 @@ def test_an_alert_of_seven_nights_is_lasting_and_worse(history: History) -> None
     (verdict,) = _steps(judge_nights(history, "nightly"))
     assert verdict.outcome == "lasting"
     assert verdict.outcome in BAD
-    assert verdict.reason.endswith("it is open for 7 nights or more, and can be accepted if they agree")
+    assert verdict.reason.endswith("it has been open for 7 nights or more; accept it if these agree")
     assert verdict.change_ratio == pytest.approx(1.08, abs=0.02)
     assert verdict.cause is not None
 

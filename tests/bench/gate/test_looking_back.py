@@ -117,6 +117,6 @@ def test_a_level_that_comes_back_is_said_to_be_one_of_the_series(history: Histor
 
     new = [each for each in _judged(history, 60, level) if each.is_new]
     first, last = (next(each for each in new if number <= each.number - new[0].number) for number in (0, 30))
-    assert "the level is one of this series" not in first.reason
-    assert "the level is one of this series: it was on it on 16 of 5" in last.reason
+    assert "the series has been on this level before" not in first.reason
+    assert "the series has been on this level before, on 16 of 5" in last.reason
     assert "last on 2026-" in last.reason or "last on 20" in last.reason

@@ -117,7 +117,7 @@ def test_a_figure_that_stopped_is_named(history: History) -> None:
     (missing,) = _check(history, 4).missing
     assert missing.kind == "stopped"
     assert missing.what == "ddp: observatory_run_mean_step_seconds"
-    assert missing.reason == "it was measured last on 2024-10-07"
+    assert missing.reason == "it was last measured on 2024-10-07"
 
 
 @pytest.mark.parametrize("nights_ago", range(1, NIGHTS_SEEN + 2))

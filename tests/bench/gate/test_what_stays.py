@@ -103,7 +103,7 @@ def test_a_further_regression_is_rerun_told_dated_and_has_its_own_cause(history:
     assert night.change_ratio == pytest.approx(1.3, rel=0.02)
     assert night.low is not None
     assert night.low < 1.3
-    assert night.reason.endswith("with its reruns; on top of what is worse since 2024-10-22")
+    assert night.reason.endswith("with its reruns; in addition to the regression since 2024-10-22")
     last = told[37]
     assert (last.outcome, last.good_run, last.bad_run) == ("confirmed", "run0029-ddp", "run0030-ddp")
     assert (last.since_ns, last.first_ns) == (told[30].started_ns, told[18].started_ns)

@@ -37,7 +37,7 @@ LINES = (
     Line("analyse summary zero.json", 2, f"; {_TRACE}"),
     Line("analyse summary garbage.json", 2, f"; {_TRACE}"),
     Line("analyse summary garbage.json.gz", 2, f"; {_TRACE}"),
-    Line("analyse summary garbage.timeline.npz", 2, "garbage.timeline.npz is not a timeline of ours"),
+    Line("analyse summary garbage.timeline.npz", 2, "garbage.timeline.npz is not a Timeline of this program"),
     Line("analyse summary garbage.sqlite", 2, f"; {_TRACE}"),
     Line("analyse summary cut.json", 2, f"; {_TRACE}"),
     Line("analyse summary cut.json.gz", 2, f"cut.json.gz: byte 0: its compression is cut short; {_TRACE}"),

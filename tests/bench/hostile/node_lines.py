@@ -34,7 +34,7 @@ LINES = (
     Line("serve --results only --beat 1", 2, "leave out --beat, or say --results all"),
     Line("serve --results only --runs folder", 2, "leave out --runs, or say --results all"),
     Line("serve --results none --store sqlite:///x", 2, "--results none reads no history; leave out --store, or say"),
-    Line("serve --results only --store sqlite:///", 2, "names no file and would keep nothing"),
+    Line("serve --results only --store sqlite:///", 2, "names no file and would store nothing"),
     Line("serve --demo --results none", 2, "--demo shows nothing of yours; leave out --results, or --demo"),
     Line("serve --beat 0", 2, f"0 s is not a beat; {_BEAT}"),
     Line("serve --beat -1", 2, f"-1 s is not a beat; {_BEAT}"),

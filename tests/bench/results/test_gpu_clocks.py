@@ -197,9 +197,9 @@ def test_a_beat_that_repeats_the_last_counter_is_no_reading(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("uuid", "seconds", "traced_s", "why"),
     [
-        (None, range(12), 99, "they are counted of GPUs, and no rank's log names one"),
+        (None, range(12), 99, "they are measured on GPUs, and no rank's log names one"),
         ("another", range(12), 99, "its node's log has no reading of its GPU's energy counter"),
-        ("0-abc", (1, 4, 5, 9), 99, "over 1.0 s of them, and 2 s are needed; more --steps take longer"),
+        ("0-abc", (1, 4, 5, 9), 99, "over only 1.0 s; at least 2 s are needed, so use more --steps"),
         ("0-abc", range(12), 5.2, "profiler windows lie between the measured steps; without --trace-every none do"),
     ],
     ids=["unnamed", "away", "short", "traced"],
@@ -245,4 +245,4 @@ def test_a_mig_instance_has_no_counter_of_its_own(tmp_path: Path) -> None:
 def test_on_a_cpu_energy_is_absent_since_nobody_counts_it(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, uuid=None, seconds=(1.0, 2.0), traced_s=99)
     _, notes = results_of(make_case(ranks=1), read_trials(tmp_path, 1).trials, Absent(reason="a CPU"))
-    assert "power and energy are absent: they are counted of GPUs, and no rank's log names one" in notes
+    assert "power and energy are absent: they are measured on GPUs, and no rank's log names one" in notes

@@ -43,14 +43,14 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_timeline_of_ours_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rank0.timeline.npz"
     path.write_bytes(content)
-    with pytest.raises(Misuse, match=r"rank0\.timeline\.npz is not a timeline of ours, or only the first part of one"):
+    with pytest.raises(Misuse, match=r"rank0\.timeline\.npz is not a Timeline of this program, or is incomplete"):
         read_files([path])
 
 
 def test_half_of_a_timeline_is_refused(tmp_path: Path) -> None:
     (path,) = write_timelines(tmp_path, 0)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(Misuse, match="is not a timeline of ours, or only the first part of one"):
+    with pytest.raises(Misuse, match="is not a Timeline of this program, or is incomplete"):
         read_files([path])
 
 
@@ -59,7 +59,7 @@ def test_a_timeline_with_damage_in_its_middle_is_refused(tmp_path: Path) -> None
     content = bytearray(path.read_bytes())
     content[200:400] = bytes(200)
     path.write_bytes(content)
-    with pytest.raises(Misuse, match="is not a timeline of ours, or a broken one"):
+    with pytest.raises(Misuse, match="is not a Timeline of this program, or is broken"):
         read_files([path])
 
 
@@ -70,7 +70,7 @@ def test_a_timeline_packed_in_a_way_that_nobody_knows_is_refused(place: int, val
     listed = content.index(b"PK\x01\x02")  # The archive's list of its files: how to unpack one, and its flags.
     content[listed + place] = value
     path.write_bytes(content)
-    with pytest.raises(Misuse, match="is not a timeline of ours, or a broken one"):
+    with pytest.raises(Misuse, match="is not a Timeline of this program, or is broken"):
         read_files([path])
 
 

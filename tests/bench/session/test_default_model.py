@@ -37,12 +37,12 @@ def test_a_cpu_trains_tiny_in_fp32_and_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("memory_bytes", "shape", "checkpoint", "line"),
     [
-        (80 * GIB, "1b", "full", "no --shape given: 1b with checkpoint=full in bf16, by the 80 GiB of GPU 0"),
-        (LARGE_FROM_BYTES, "1b", "full", "no --shape given: 1b with checkpoint=full in bf16, by the 24 GiB of GPU 0"),
-        (LARGE_FROM_BYTES - 1, "125m", "none", "no --shape given: 125m in bf16, by the 24 GiB of GPU 0"),
-        (16 * GIB, "125m", "none", "no --shape given: 125m in bf16, by the 16 GiB of GPU 0"),
-        (4 * GIB, "125m", "none", "no --shape given: 125m in bf16, by the 4 GiB of GPU 0"),
-        (4 * GIB - 1, "tiny", "none", "no --shape given: tiny in bf16, by the 4 GiB of GPU 0"),
+        (80 * GIB, "1b", "full", "no --shape given: 1b with checkpoint=full in bf16, because GPU 0 has 80 GiB"),
+        (LARGE_FROM_BYTES, "1b", "full", "no --shape given: 1b with checkpoint=full in bf16, because GPU 0 has 24 GiB"),
+        (LARGE_FROM_BYTES - 1, "125m", "none", "no --shape given: 125m in bf16, because GPU 0 has 24 GiB"),
+        (16 * GIB, "125m", "none", "no --shape given: 125m in bf16, because GPU 0 has 16 GiB"),
+        (4 * GIB, "125m", "none", "no --shape given: 125m in bf16, because GPU 0 has 4 GiB"),
+        (4 * GIB - 1, "tiny", "none", "no --shape given: tiny in bf16, because GPU 0 has 4 GiB"),
         (None, "125m", "none", "no --shape given: 125m in bf16, because the memory of the GPUs is not known"),
     ],
 )
@@ -76,14 +76,14 @@ def test_the_gpu_with_the_least_memory_decides() -> None:
     node, args = node_with(80 * GIB, 16 * GIB), CaseArgs(strategy="ddp")
     case = case_of_args(args, 2, node)
     assert case.shape == PRESETS["125m"]
-    assert default_lines(args, case, node) == ["no --shape given: 125m in bf16, by the 16 GiB of GPU 1"]
+    assert default_lines(args, case, node) == ["no --shape given: 125m in bf16, because GPU 1 has 16 GiB"]
 
 
 def test_a_strategy_that_recomputes_nothing_gets_the_model_without_it() -> None:
     node, args = node_with(*[80 * GIB] * 2), CaseArgs(strategy="zero_bubble")
     case = case_of_args(args, 2, node)
     assert (case.shape, case.options["checkpoint"]) == (replace(PRESETS["1b"], layers=24), "none")
-    assert default_lines(args, case, node) == ["no --shape given: 1b with 24 layers in bf16, by the 80 GiB of GPU 0"]
+    assert default_lines(args, case, node) == ["no --shape given: 1b with 24 layers in bf16, because GPU 0 has 80 GiB"]
 
 
 def test_stages_that_do_not_divide_the_layers_are_cut_by_flops() -> None:
@@ -92,7 +92,7 @@ def test_stages_that_do_not_divide_the_layers_are_cut_by_flops() -> None:
     case = case_of_args(args, 4, node)
     assert (case.shape, case.options["checkpoint"], case.options["balance"]) == (PRESETS["1b"], "full", "flops")
     assert default_lines(args, case, node) == [
-        "no --shape given: 1b with checkpoint=full, balance=flops in bf16, by the 80 GiB of GPU 0"
+        "no --shape given: 1b with checkpoint=full, balance=flops in bf16, because GPU 0 has 80 GiB"
     ]
 
 
@@ -101,7 +101,7 @@ def test_several_stages_a_rank_get_layers_that_they_divide_unless_the_user_says_
     case = case_of_args(args, 2, node)
     assert (case.shape, case.options["checkpoint"]) == (replace(PRESETS["1b"], layers=24), "full")
     assert default_lines(args, case, node) == [
-        "no --shape given: 1b with 24 layers, checkpoint=full in bf16, by the 80 GiB of GPU 0"
+        "no --shape given: 1b with 24 layers, checkpoint=full in bf16, because GPU 0 has 80 GiB"
     ]
     with pytest.raises(Misuse, match="layers is 22, which 4 stages do not divide"):
         case_of_args(CaseArgs(strategy="interleaved", dimensions={"layers": 22}), 2, node)
@@ -112,7 +112,7 @@ def test_what_the_user_chose_stays() -> None:
     args = CaseArgs(strategy="single", precision="fp32", options=("checkpoint=none",))
     case = case_of_args(args, 1, node)
     assert (case.shape, case.precision, case.options["checkpoint"]) == (PRESETS["1b"], "fp32", "none")
-    assert default_lines(args, case, node) == ["no --shape given: 1b in fp32, by the 80 GiB of GPU 0"]
+    assert default_lines(args, case, node) == ["no --shape given: 1b in fp32, because GPU 0 has 80 GiB"]
     chosen = CaseArgs(strategy="single", shape_name="tiny")
     case = case_of_args(chosen, 1, node)
     assert (case.shape, case.precision, case.options["checkpoint"]) == (PRESETS["tiny"], "bf16", "none")

@@ -144,7 +144,7 @@ def test_a_mistral_without_kv_heads_has_those_of_its_default(tmp_path: Path) -> 
         ({"sliding_window": 4096}, "sliding_window is 4096, and attention here has no window; set it to null"),
         (
             {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
-            "sliding_window is 4096, as it is not there, and attention here has no window; set it to null",
+            "sliding_window is 4096 by default, and attention here has no window; set it to null",
         ),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},

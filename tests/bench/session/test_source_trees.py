@@ -184,7 +184,7 @@ def test_a_shallow_clone_says_how_to_get_the_commit(repository: Path, tmp_path: 
 
 def test_a_named_repository_must_be_one(tmp_path: Path, repository: Path) -> None:
     assert find_repository(repository) == repository
-    with pytest.raises(Misuse, match=r"^--repository .* is no git repository; name the folder of a clone"):
+    with pytest.raises(Misuse, match=r"^--repository .* is not a git repository; name the folder of a clone"):
         find_repository(tmp_path / "none")
 
 
@@ -197,7 +197,7 @@ def test_without_git_the_message_says_so(repository: Path, monkeypatch: pytest.M
 def test_a_commit_without_the_program_is_refused(repository: Path) -> None:
     _git(repository, "rm", "--quiet", "-r", "bench")
     _git(repository, "commit", "--quiet", "--message=gone", "--allow-empty")
-    with pytest.raises(InfrastructureFailed, match="is no tree of this program: it has no bench/"):
+    with pytest.raises(InfrastructureFailed, match="is not a tree of this program: it has no bench/"):
         archive_of(repository, _git(repository, "rev-parse", "HEAD"))
 
 
@@ -206,7 +206,7 @@ def test_an_installed_program_takes_the_folder_that_pip_recorded(repository: Pat
     assert find_repository(None, installed, lambda: repository) == repository
     with pytest.raises(Misuse, match=r"installed without a git repository \(pip recorded no source folder\); name"):
         find_repository(None, installed, lambda: None)
-    with pytest.raises(Misuse, match=r"gone, which pip recorded, is none now"):
+    with pytest.raises(Misuse, match=r"gone, which pip recorded, is not one now"):
         find_repository(None, installed, lambda: tmp_path / "gone")
 
 

@@ -90,7 +90,7 @@ def test_a_window_that_cannot_be_read_costs_no_other_figure(folder: Path, tmp_pa
     (waiting,) = [one for one in summary.estimates if one.metric == RUN_WAITING_RATIO.name]
     assert len(waiting.trials) == TRIALS - 1
     (note,) = [note for note in summary.notes if note.startswith("trial 0 is left out of waits and stragglers: ")]
-    assert f"{window_path(copy, 0, 1)} is not a timeline of ours" in note
+    assert f"{window_path(copy, 0, 1)} is not a Timeline of this program" in note
 
 
 def test_windows_of_which_nobody_foresaw_what_they_hold_cost_no_other_figure(folder: Path, tmp_path: Path) -> None:

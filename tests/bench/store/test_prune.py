@@ -124,7 +124,7 @@ def test_what_ended_before_goes_and_what_ended_after_stays(place: Place) -> None
     place.add("young", days_old=29)
     found = place.plan(30)
     assert _gone(found) == ["old"]
-    assert _why_kept(found) == {"young": "it ended after --older-than"}
+    assert _why_kept(found) == {"young": "it is younger than --older-than"}
 
 
 def test_the_oldest_go_until_no_more_than_the_size_is_left(place: Place) -> None:

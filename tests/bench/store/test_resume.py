@@ -113,7 +113,7 @@ def test_a_run_that_goes_on_already_is_refused(resumed: tuple[Run, int]) -> None
 
 def test_another_torch_does_not_go_on_with_the_run(broken: Path) -> None:
     other = replace(make_machine(), torch_version="2.14.0")
-    with pytest.raises(Misuse, match=rf"run {broken.name} cannot continue: it was begun with torch .*, now 2.14.0"):
+    with pytest.raises(Misuse, match=rf"run {broken.name} cannot be continued: it began with torch .*, now 2.14.0"):
         resume(broken, other)
     run, _ = resume(broken, make_machine())  # The refusal left the run unlocked and as it was.
     run.close()

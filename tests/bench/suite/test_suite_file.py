@@ -284,7 +284,7 @@ def test_a_file_of_a_shape_is_named_relative_to_the_suite_and_its_content_is_in_
     [
         ("trials", '--set "trials" is not KEY=VALUE, for example defaults.trials=5 or case.ddp.ranks=[1,2]'),
         ("defaults.trials=", '--set "defaults.trials=" is not KEY=VALUE'),
-        ("trials.x=5", "--set trials.x names no key of a suite; it may be such as nightly, defaults.trials or"),
+        ("trials.x=5", "--set trials.x names no key of a suite; use for example nightly, defaults.trials or"),
         ("case.dpp.trials=5", '--set case.dpp.trials: {file} has no [case.dpp]; did you mean "ddp"?'),
         ("case.ddp=5", "--set case.ddp is a whole table; name one of its keys, for example case.ddp.trials"),
         ("case.ddp.name.x=5", "unknown key 'case.ddp.name'"),
@@ -398,7 +398,7 @@ REFUSED = [
     ),
     (
         '[case.ddp]\nbaseline = "single"\n[case.single]\nranks = 1',
-        "[case.ddp] has a baseline and no ranks; give it ranks",
+        "[case.ddp] has a baseline but no ranks; add ranks",
     ),
     (
         '[case.ddp]\nranks = [1, 2]\nbaseline = "single"\n[case.single]\nranks = 1',
@@ -411,11 +411,11 @@ REFUSED = [
     ),
     (
         '[case.ddp]\nranks = [2, 4]\nbaseline = "single"\n[case.single]\nranks = 1\nbatch = [8, 16]',
-        "[case.ddp] baseline of ddp[ranks=2] is single, of which single[batch=8] and single[batch=16] would do;",
+        "[case.ddp] baseline of ddp[ranks=2] is single, which matches single[batch=8] and single[batch=16];",
     ),
     (
         '[case.ddp]\nscaling = "weak"\nranks = 2',
-        "[case.ddp] has one number of ranks and no baseline of fewer; give it a",
+        "[case.ddp] has one number of ranks and no baseline with fewer; give it a",
     ),
     (
         '[case.ddp]\nscaling = "weak"\nranks = [2, 3]\nbatch = 9',
@@ -476,7 +476,7 @@ def test_a_file_of_a_newer_version_is_refused_before_its_keys_are_read(folder: P
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("empty.toml", b"", "is empty; a suite has a line schema_version = 1 and a table for each case, as [case.ddp]"),
+        ("empty.toml", b"", "is empty; a suite has a line schema_version = 1 and a table for each case, for"),
         ("comment.toml", b"# nothing else\n", "is empty; a suite has a line schema_version = 1"),
         ("picture.toml", b"\x89PNG\r\n\xff\xfe", ": it is not UTF-8 text; name a TOML file"),
         ("long.toml", b"#" * 1_000_001, ": it has more than 1,000,000 bytes; shorten it"),
@@ -488,7 +488,7 @@ def test_a_file_of_a_newer_version_is_refused_before_its_keys_are_read(folder: P
         (
             "two words.toml",
             b"schema_version = 1\n[case.ddp]",
-            ": the file's name cannot be its suite's, which is a name of",
+            ": the file's name is not a valid suite name, which is a name of",
         ),
     ],
 )

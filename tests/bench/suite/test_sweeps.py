@@ -74,7 +74,10 @@ def test_true_is_not_excluded_by_one() -> None:
         ([["a", "c"]], 'zip names "c", which is not a list of this table; its lists are: a, b, long'),
         ([["a", "b"], ["b", "a"]], "zip names b twice; a list moves with one group"),
         ([["a", "a"]], "zip names a twice; a list moves with one group"),
-        ([["a", "long"]], "zip joins lists of different lengths: a has 2 and long has 3 values; give them as many"),
+        (
+            [["a", "long"]],
+            "zip joins lists of different lengths: a has 2 and long has 3 values; give them equal lengths",
+        ),
     ],
 )
 def test_lists_that_cannot_move_together_are_refused(zipped: list[list[str]], said: str) -> None:
@@ -90,7 +93,7 @@ def test_lists_that_cannot_move_together_are_refused(zipped: list[list[str]], sa
         ([{}], "exclude[0] is an empty table; name values of sweeps, or leave it out"),
         ([{"a": 1}, {"a": 3}], 'exclude[1] is {"a": 3}, which no combination of the lists has; leave it out'),
         ([{"steps": 3}], 'exclude[0] names "steps", which is not a list of this table; its lists are: a'),
-        ([{"a": 1}, {"a": 2}], "exclude leaves no case; leave one"),
+        ([{"a": 1}, {"a": 2}], "exclude removes every case; keep at least one"),
     ],
 )
 def test_what_excludes_nothing_or_all_is_refused(excluded: list[dict[str, int]], said: str) -> None:

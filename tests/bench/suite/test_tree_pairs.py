@@ -166,8 +166,8 @@ def test_a_budget_that_is_too_small_leaves_the_pairs_out_and_says_so(tmp_path: P
     [
         ("gone", "code or environment: unknown, commit ffffffffffff is gone: "),
         ("broken", "cannot be run: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("dirty", "ran from a tree with changes that are in no commit"),
-        ("no repository", "is no git repository; name the folder of a clone of this program"),
+        ("dirty", "ran from a tree with uncommitted changes"),
+        ("no repository", "is not a git repository; name the folder of a clone of this program"),
     ],
 )
 def test_what_prevents_pairs_is_said_and_the_page_stays(

@@ -50,7 +50,7 @@ def test_the_night_names_the_code_and_confirms_it(
 ) -> None:
     assert tonight.returncode == 0, tonight.stderr
     good, _, slow = trees.commits
-    assert f"ddp: 8 pairs of commits {good[:7]} and {slow[:7]} tell whether it is the code" in tonight.stderr
+    assert f"ddp: 8 pairs of commits {good[:7]} and {slow[:7]} show whether the code is the cause" in tonight.stderr
     checked = place.call("check", "--suite", "tiny", "--format", "json")
     assert checked.returncode == 5, checked.stderr
     (document,) = json.loads(checked.stdout)

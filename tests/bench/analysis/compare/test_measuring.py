@@ -176,7 +176,7 @@ def test_a_suite_is_measured_twice_and_its_noise_is_told(tmp_path: Path) -> None
     assert step["trial_deviation_ratio"] > 0
     assert step["in_turn_change_ratio"] > step["trial_deviation_ratio"]
     assert step["night_deviation_ratio"] is None
-    assert step["reason"] == "0 nights in the history, of 3 that are needed"
+    assert step["reason"] == "0 nights in the history, but 3 are needed"
     assert found["false_differences"]["tested"] >= 3
     assert sorted(found["missing"])[0] == "drill is a fire drill and is left out"
     assert any(line.startswith("large cannot run here: it needs 99 nodes") for line in found["missing"])

@@ -101,8 +101,7 @@ def test_a_suite_measured_twice_tells_what_its_trials_can_show(
 def test_few_nights_are_the_reason_for_what_is_absent(tmp_path: Path) -> None:
     found = _report(tmp_path, _nights(2), ("ddp", run_of("one", (1.0, 1.01)), run_of("two", (1.0, 1.02))))
     assert any(
-        line == "trials for 3 % are absent: ddp: 2 nights in the history, of 3 that are needed"
-        for line in _printed(found)
+        line == "trials for 3 % are absent: ddp: 2 nights in the history, but 3 are needed" for line in _printed(found)
     )
     assert found.series[0].noise != Absent(reason="no run of it has two trials")
 

@@ -105,7 +105,7 @@ def test_each_run_of_a_curve_keeps_the_efficiency_that_the_curve_tells_and_no_ot
         assert any(line.endswith(f"against {first.run}{of_ranks}") for line in all_notes(point.summary))
     notes = [note for summary in kept.summaries for note in summary.notes if "scaling efficiency" in note]
     # A curve that begins with several ranks has no step without communication to predict the others from.
-    reason = "no sweep" if counts[0] == 1 else f"the baseline has {counts[0]} ranks, whose step holds communication"
+    reason = "no sweep" if counts[0] == 1 else f"the baseline has {counts[0]} ranks, whose step includes communication"
     of_many = [note for note in notes if "ddp on 1 sends nothing" not in note]
     assert all(note.startswith(f"expected strong scaling efficiency is absent: {reason}") for note in of_many), notes
     assert len(of_many) == len([count for count in counts[1:] if count > 1])

@@ -107,7 +107,7 @@ def test_what_lies_in_a_folder_of_traces_and_is_none_is_left_out_by_name(tmp_pat
             f'{tmp_path}/notes.json: byte 0: it has no "traceEvents", and is not a list of events; a trace is JSON,'
             " or JSON.gz, as torch.profiler exports it",
         ),
-        ("skipped", f"{tmp_path}/rank2.timeline.npz is not a timeline of ours, or only the first part of one"),
+        ("skipped", f"{tmp_path}/rank2.timeline.npz is not a Timeline of this program, or is incomplete"),
     ]
 
 

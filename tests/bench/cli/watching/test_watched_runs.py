@@ -79,7 +79,7 @@ def test_a_day_behind_the_name_chooses_the_newest_by_then(place: Place) -> None:
     code, _, err = place.said("show", "llama-sft@2026-11-17")
     assert (code, "the first watched run of llama-sft began on 2026-11-18" in err) == (2, True)
     code, _, err = place.said("show", "llama-sft@yesterday")
-    assert (code, '"yesterday" is no day; write NAME@YEAR-MONTH-DAY' in err) == (2, True)
+    assert (code, '"yesterday" is not a day; write NAME@YEAR-MONTH-DAY' in err) == (2, True)
     assert 'run "llama@2026-11-20" is unknown' in place.said("show", "llama@2026-11-20")[2]
 
 
@@ -181,7 +181,7 @@ def test_a_run_whose_history_cannot_be_written_stays_in_its_folder(
     (tmp_path / "no folder").write_text("")
     summary = keep_watched(folder, f"sqlite:///{tmp_path / 'no folder' / 'h.sqlite'}")
     assert run_dir.load(folder) == summary
-    assert "is in its folder alone" in capsys.readouterr().err
+    assert "is only in its folder" in capsys.readouterr().err
 
 
 def test_what_runs_by_name_refuses_the_kind(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

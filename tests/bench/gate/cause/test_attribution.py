@@ -244,7 +244,7 @@ def test_a_question_that_no_pair_could_answer_is_asked_again(history: History) -
     ("commit", "is_dirty", "refusal"),
     [
         (None, None, "tonight's run, run0030-ddp, has no commit"),
-        (NEW, True, "tonight's run, run0030-ddp, ran from a tree with changes that are in no commit"),
+        (NEW, True, "tonight's run, run0030-ddp, ran from a tree with uncommitted changes"),
     ],
 )
 def test_a_tree_that_is_in_no_commit_is_refused(

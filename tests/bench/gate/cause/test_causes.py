@@ -245,7 +245,7 @@ def test_other_hosts_are_listed_with_the_first_node_alone(history: History) -> N
         ("commit", "8" * 12, "f" * 12),
     ]
     assert cause.line.startswith("likely hosts none -> node7 on the first bad night")
-    assert "machines of run0018-ddp but the first: its folder has no machine<k>.json" in cause.missing
+    assert "machines of run0018-ddp except the first: its folder has no machine<k>.json" in cause.missing
 
 
 def test_machines_of_other_nodes_are_read_from_the_folders_where_these_are(history: History, tmp_path: Path) -> None:

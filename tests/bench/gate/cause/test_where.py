@@ -143,7 +143,7 @@ def test_what_is_missing_for_a_difference_of_traces_is_told(tmp_path: Path) -> N
     _windows(folder, 0)
     assert trace_change(None, folder) == "the folder of the good run is gone, and its traces with it"
     assert trace_change(folder, None) == "the folder of the bad run is gone, and its traces with it"
-    assert trace_change(empty, folder) == "the good run kept no trace; set trace_steps = 3 in the suite"
+    assert trace_change(empty, folder) == "the good run has no trace; set trace_steps = 3 in the suite"
 
 
 def test_a_broken_trace_is_told(tmp_path: Path) -> None:

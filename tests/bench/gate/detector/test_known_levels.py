@@ -23,7 +23,7 @@ def test_a_level_that_comes_back_is_one_of_the_series_levels() -> None:
     assert {one.all_nights for one in known} == {85}
     assert all(abs(one.nights - 25) <= 3 and abs(one.last - 54) <= 3 for one in known)
     assert known[0].log_level == pytest.approx(UP, abs=0.005)
-    assert known[0].reason.startswith("the level is one of this series: it was on it on 2")
+    assert known[0].reason.startswith("the series has been on this level before, on 2")
 
 
 def test_a_new_level_is_none_of_them() -> None:

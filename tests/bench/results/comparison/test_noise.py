@@ -72,7 +72,7 @@ def test_runs_beside_tell_of_trials_and_not_of_nights() -> None:
     assert isinstance(found, TrialNoise)
     assert found.trial == pytest.approx(deviation_of([math.log(1.02)]))
     assert (found.trials, found.nights) == (8, 2)
-    assert found.night == Absent(reason="2 nights in the history, of 3 that are needed")
+    assert found.night == Absent(reason="2 nights in the history, but 3 are needed")
     assert smallest_of_night(found, 3) == trials_a_night(found) == found.night
 
 

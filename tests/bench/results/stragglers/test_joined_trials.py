@@ -161,7 +161,9 @@ def test_a_trial_with_a_broken_window_is_named_with_the_file_and_the_others_are_
     estimates, notes = joined_estimates(CASE, tmp_path, trials)
     (wait,) = _of(estimates, RUN_COLLECTIVE_WAIT_SECONDS)
     assert wait.trials == pytest.approx((LATE_NS * 3 / 4 / 1e9, 3 * LATE_NS * 3 / 4 / 1e9))
-    assert notes[0].startswith(f"trial 0 is left out of waits and stragglers: {broken} is not a timeline of ours")
+    assert notes[0].startswith(
+        f"trial 0 is left out of waits and stragglers: {broken} is not a Timeline of this program"
+    )
 
 
 def test_a_trial_whose_windows_cannot_be_of_its_ranks_is_named_and_the_others_are_joined(tmp_path: Path) -> None:
