@@ -1,4 +1,4 @@
-"""The report of forecasts, for people, as JSON and as CSV: memory, the step by part, and the fact that decides."""
+"""Reports forecasts for people, as JSON and as CSV: memory, the step by part, and the fact that decides."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def print_forecasts(predicted: Sequence[Predicted], tokens: float | None, format_name: str) -> None:
-    """Print forecasts in the requested format. tokens: to train on; None leaves the days out."""
+    """Print forecasts in the requested format. tokens: to train on; None to leave out the days."""
     write(
         format_name,
         forecast_page(predicted, tokens),
@@ -45,7 +45,7 @@ def print_forecasts(predicted: Sequence[Predicted], tokens: float | None, format
 
 
 def forecast_page(predicted: Sequence[Predicted], tokens: float | None) -> Iterator[Block]:
-    """Yield the machine, and the forecast of each case."""
+    """Yield the machine and the forecast of each case."""
     first = predicted[0]
     yield (
         f"{first.forecast.machine}: this machine, by its history"
@@ -139,7 +139,7 @@ def _amount(tokens: float) -> str:
 
 
 def forecast_document(predicted: Predicted, tokens: float | None) -> dict[str, Any]:
-    """Return a forecast for JSON: seconds, bytes and ratios; what is absent has its reason."""
+    """Return a forecast for JSON, in seconds, bytes and ratios; an absent figure has its reason."""
     forecast = predicted.forecast
     memory, machine = forecast.memory, predicted.machine
     nearest = None if memory.fits or machine is None else nearest_fit(forecast.case, machine)
@@ -171,9 +171,9 @@ def forecast_document(predicted: Predicted, tokens: float | None) -> dict[str, A
 
 
 def _rows(forecast: Forecast, tokens: float | None) -> Iterator[dict[str, object]]:
-    """Yield a row for each part of memory and step, and for each whole figure.
+    """Yield a row for each part of memory and step, and for each total.
 
-    fits: at_least where no cost model predicts the peak, and what is known fits.
+    fits: at_least if no cost model predicts the peak and the known parts fit.
     """
     base = {"strategy": forecast.case.strategy, "ranks": forecast.case.ranks, "machine": forecast.machine}
     memory = forecast.memory
