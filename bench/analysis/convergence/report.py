@@ -1,4 +1,4 @@
-"""Prints a convergence check as a table, JSON or CSV: losses step by step, then what the evidence says."""
+"""Prints a convergence check as a table, JSON or CSV: losses step by step, then the findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio
 
 
 def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, console: Console | None = None) -> None:
-    """Print what a check of the case found."""
+    """Print the verdict on a case."""
     losses = [{name: getattr(step, name) for name in COLUMNS} for step in verdict.losses]
     head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
     write(
@@ -31,7 +31,7 @@ def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, con
 
 
 def _page(verdict: ConvergenceVerdict, case: Case) -> Iterator[Block]:
-    # Equally spaced steps, the first, the last, and the two between which losses part.
+    # Equally spaced steps, the first, the last, and the two between which the losses diverge.
     count = len(verdict.losses)
     shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
     if verdict.parted_at is not None:
@@ -47,7 +47,7 @@ def _page(verdict: ConvergenceVerdict, case: Case) -> Iterator[Block]:
 
 
 def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
-    """Yield the verdict in sentences: the outcome, a line for each cause, and what speaks against others."""
+    """Yield the verdict in sentences: the outcome, a line for each cause, and the causes that are ruled out."""
     title, steps = f"{case.strategy} on {case.ranks} ranks", len(verdict.losses)
     finite = [losses for losses in verdict.losses if losses.difference_ratio is not None]
     widest = "no loss is finite"
