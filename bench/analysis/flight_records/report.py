@@ -1,4 +1,4 @@
-"""What the Flight Records of a job show: the first call on which ranks differ, and who is missing."""
+"""Reports the Flight Records of a job: the first call on which ranks differ, and the missing ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STILL_RUNNING = "dumps of a job that still runs show ranks that are merely late 
 
 
 def records(dumps: Sequence[Dump]) -> tuple[tuple[Table, ...], tuple[str, ...]]:
-    """Return the tables and the notes: the first difference of each group, and the newest call of each rank."""
+    """Return the tables (the first difference of each group, and the newest call of each rank) and the notes."""
     differences = compare(dumps)
     blamed = blame(differences, dumps)
     tables = (
@@ -51,7 +51,7 @@ def records(dumps: Sequence[Dump]) -> tuple[tuple[Table, ...], tuple[str, ...]]:
 
 
 def verdict(blamed: Blame) -> str:
-    """Return what the records show, as a sentence."""
+    """Return the conclusion from the records, as a sentence."""
     first = blamed.first
     if first is None:
         return "all ranks entered the same calls and completed them"
@@ -79,7 +79,7 @@ def verdict(blamed: Blame) -> str:
 
 
 def _by_call(difference: Difference) -> dict[str, list[int]]:
-    """Return the ranks by what they entered, those of the most frequent call last."""
+    """Return the ranks by the call that they entered, the most frequent call last."""
     ranks: dict[str, list[int]] = {}
     for rank, call in difference.entered.items():
         ranks.setdefault(call.words, []).append(rank)
@@ -87,7 +87,7 @@ def _by_call(difference: Difference) -> dict[str, list[int]]:
 
 
 def _rows(difference: Difference) -> Iterator[tuple[str | int | None, ...]]:
-    """Yield a row for each form of the call: who entered it, and from where."""
+    """Yield a row for each form of the call: which ranks entered it, and from where."""
     absent = listed((*difference.absent, *difference.without_dump)) or None
     for words, ranks in _by_call(difference).items():
         where = _common(difference.entered[rank].where for rank in ranks)
@@ -95,7 +95,7 @@ def _rows(difference: Difference) -> Iterator[tuple[str | int | None, ...]]:
 
 
 def _common(places: Iterable[str | None]) -> str | None:
-    """Return the only place; None if there is none, or ranks differ."""
+    """Return the common place of all ranks; None if there is none."""
     known = set(places)
     return known.pop() if len(known) == 1 else None
 
