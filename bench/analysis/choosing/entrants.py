@@ -1,7 +1,7 @@
-"""The cases that a choice on this machine measures: the best predicted of each strategy, and always the plainest.
+"""Selects the cases that a choice on this machine measures: the best predicted setups, and always the plainest.
 
-Searches over predictions have returned setups that are slower than what everybody uses by default, so the plainest take
-part whatever is predicted of them.
+Searches over predictions have returned setups that are slower than common defaults, so the plainest strategies take
+part whatever their predictions are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.report.format import whole_percent
 from bench.session.case_args import CaseArgs
 
 MOST_PREDICTED = 4
-"""Best predicted setups that are measured."""
+"""Number of best predicted setups to measure."""
 
 
 def entrants(
@@ -32,8 +32,8 @@ def entrants(
 ) -> list[RaceCase]:
     """Return the cases to measure, the best predicted first.
 
-    ranking: None where nothing is predicted. bases: a case of each strategy, with its options' defaults and those that
-    the user set. is_named: the user named these strategies, so that each takes part, and no other does.
+    ranking: None if nothing is predicted. bases: a case of each strategy, with default options and those that the user
+    set. is_named: the user named these strategies, so exactly these take part.
     """
     counts: Counter[str] = Counter()
     entered: list[RaceCase] = []
@@ -83,7 +83,7 @@ def _name(case: Case, number: int, *, is_plain: bool) -> str:
 
 
 def _predicted_best(ranking: Ranking | None, *, is_named: bool) -> Sequence[Candidate]:
-    """Return the candidates that take part: the best of each named strategy, else the best of all."""
+    """Return the candidates that take part: the best of each named strategy, or else the best of all."""
     if ranking is None:
         return ()
     if not is_named:
@@ -92,7 +92,7 @@ def _predicted_best(ranking: Ranking | None, *, is_named: bool) -> Sequence[Cand
 
 
 def _predicted(candidate: Candidate | None, ranking: Ranking | None) -> float | None:
-    """Return tokens per second, or bytes of a choice for memory; None of a case that was not worked out."""
+    """Return tokens per second, or bytes in a choice for memory; None if the case was not evaluated."""
     if candidate is None or ranking is None:
         return None
     return candidate.tokens_per_second if ranking.objective == "throughput" else float(candidate.memory.total_bytes)

@@ -1,4 +1,4 @@
-"""The report of a choice: at most ten candidates, why the first is as it is, and which strategy pays."""
+"""Reports a choice: at most ten candidates, an explanation of the first, and the strategy that pays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.report.table import Block, Table, indented
 BAR = 8
 """Characters of the longest bar."""
 REASONS = 4
-"""Reasons of refusal that are printed; JSON has all."""
+"""Limit of printed reasons of refusal; JSON has all."""
 COLUMNS = (
     "strategy",
     "options",
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 def choice_page(ranking: Ranking, explanations: list[Explanation]) -> Iterator[Block]:
-    """Yield the candidates, what was left out and why, the explanation of the first, and the sentence at the end."""
+    """Yield the candidates, the setups left out and why, the explanation of the first, and the conclusion."""
     yield from _table(ranking)
     yield ""
     yield from _left_out(ranking)
@@ -84,7 +84,7 @@ def _rate(tokens_per_second: float) -> str:
 
 
 def options_words(case: Case) -> str:
-    """Return the options that are not the strategy's defaults: "accumulate=4 checkpoint=full"; "-" where all are."""
+    """Return the options that differ from the defaults: "accumulate=4 checkpoint=full"; "-" if there are none."""
     return " ".join(f"{name}={written(value)}" for name, value in options_set(case).items()) or "-"
 
 
@@ -93,7 +93,7 @@ def _named(candidate: Candidate) -> str:
 
 
 def _left_out(ranking: Ranking) -> Iterator[str]:
-    """Yield what became of the setups that are no line of the table."""
+    """Yield the counts of, and the reasons for, setups that are not in the table."""
     refused = sum(each.count for each in ranking.refused)
     yield (
         f"{ranking.setups_count:,} setups of {plural(len(ranking.searches), 'strategy', 'strategies')}:"
@@ -127,11 +127,11 @@ def _unfit_words(ranking: Ranking, unfit: Unfit) -> str:
     return f"{unfit.case.strategy} with {options_words(unfit.case)}, {memory_words(unfit)}{room}"
 
 
-# The sentence at the end.
+# The conclusion
 
 
 def closing(ranking: Ranking) -> str:
-    """Return which strategy pays, over which other one, and why the plainest strategies are not it."""
+    """Return which strategy pays, by how much over the next, and why the plainest strategies do not fit."""
     best = ranking.best
     if best is None:
         return _nothing_fits(ranking)
@@ -177,7 +177,7 @@ def _over(best: Candidate, other: Candidate) -> str:
 
 
 def _plainest(ranking: Ranking) -> str:
-    """Return why the strategies that people use by default do not fit; "" where they do, or were not asked for."""
+    """Return why the plainest strategies do not fit; "" if they do, or were not compared."""
     parts = []
     for name in PLAINEST:
         if (unfit := ranking.unfit.get(name)) is not None:
@@ -203,7 +203,7 @@ def _nothing_fits(ranking: Ranking) -> str:
     return f"{line}; {larger.words} would fit, with {readable(larger.memory.total_bytes, 'bytes')}"
 
 
-# For programs.
+# For programs
 
 
 def choice_rows(ranking: Ranking) -> Iterator[dict[str, Any]]:

@@ -33,6 +33,7 @@ class RaceReferee(Referee):
     names: of all its cases; if not all fit the budget, the last are left out.
     budget_s: counts from the start of the first case; None for no limit.
     known: run folders of cases that have begun, by name, also those from before a resume.
+    failed_rounds: number of complete rounds of each failed case. left_out: reason for each case that was left out.
     clock_s: monotonic.
     """
 
