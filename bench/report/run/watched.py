@@ -1,4 +1,4 @@
-"""A watched run as tables: its figures, its ranks and who is late; and its diagnosis, which rests on no cost model."""
+"""Prints a watched run: its figures, its ranks and the late rank; and its diagnosis, which uses no cost model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from collectors.metrics import results
 from collectors.metrics.metric import Metric
 
 MOST_WINDOWS = 2
-"""Traced windows in the short table, the newest."""
+"""Newest traced windows in the short table."""
 MOST_RANKS = 8
-"""Ranks in the short table: those with the longest steps; the details have all."""
+"""Ranks in the short table: those with the longest steps. The details have all."""
 _FIGURES: tuple[tuple[str, Metric, dict[str, str]], ...] = (
     ("tokens/s", results.RUN_TOKENS_PER_SECOND, {}),
     ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE, {}),
@@ -44,7 +44,7 @@ COLUMNS = ("run", "name", "verdict", "rank", "phase", "late_s", "step_ratio", "r
 
 
 def watched_settings(summary: Summary, watched: WatchedDetails, *, has_details: bool) -> list[tuple[str, str]]:
-    """Return what was watched, and how its steps were found, in rows of two cells."""
+    """Return the watched program, and how its steps were detected, in rows of two cells."""
     outcome = summary.outcome.replace("_", " ")
     measured = f"{plural(summary.case.steps, 'measured step')} of {watched.steps}"
     rules = f", found by {' and '.join(watched.rules)}" if watched.rules else ""
@@ -67,7 +67,7 @@ def watched_settings(summary: Summary, watched: WatchedDetails, *, has_details: 
 
 
 def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
-    """Yield a watched run's figures, its ranks, and who is late."""
+    """Yield a watched run's figures, its ranks, and the late rank."""
     watched = summary.watched
     assert watched is not None, "the caller asks for a watched run's blocks"
     rows = [("ranks", str(summary.case.ranks)), ("nodes", str(summary.case.nodes))]
@@ -94,7 +94,7 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
 
 
 def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
-    """Yield where the ranks stood when no step came any more; nothing of a run in which steps always came."""
+    """Yield where the ranks were when steps stopped; nothing if they never stopped."""
     ranks = {rank.rank: rank for rank in watched.still}
     if not ranks:
         return
@@ -108,7 +108,7 @@ def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
 
 
 def late_lines(late: Late) -> Iterator[str]:
-    """Yield who is late, in words."""
+    """Yield the late rank in words, or why none is named."""
     if late.rank is None or late.step_ratio is None:
         yield f"who is late: unsure: {late.reason}"
         return
@@ -117,7 +117,7 @@ def late_lines(late: Late) -> Iterator[str]:
 
 
 def window_lines(window: TracedWindow) -> Iterator[str]:
-    """Yield what the traces of a window say, in words."""
+    """Yield the figures of a traced window in words."""
     steps = "" if window.first is None else f"steps {window.first:,} to {window.last:,}"
     yield f"window {window.number}: {', '.join(filter(None, (steps, window.why))) or 'no step'}"
     if window.dropped is not None:
@@ -160,11 +160,11 @@ def _rank_cells(rank: WatchedRank) -> tuple[str, ...]:
     )
 
 
-# The diagnosis.
+# The diagnosis
 
 
 def print_watched_diagnosis(summary: Summary, format_name: str, console: Console | None = None) -> None:
-    """Print who holds up a watched run, what its figures leave out, and the next command."""
+    """Print the rank that holds up a watched run, what its figures leave out, and the next command."""
     watched = summary.watched
     assert watched is not None, "the caller asks for a watched run's diagnosis"
     late = watched.late
