@@ -1,4 +1,4 @@
-"""`observatory check`: the gate; what got slower since the nights before, and what is missing."""
+"""`observatory check`: the gate, which reports what became worse since earlier nights, and what is missing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def command(
     if since is not None and format_name not in ("table", "json"):
         raise Misuse(f"--since shows earlier nights as table or json; --format {format_name} shows only the newest one")
     try:
-        with History(store_url, writable=False):  # Without a history there is nothing to judge, and none is made.
+        with History(store_url, writable=False):  # Without a history there is nothing to judge; do not create one.
             pass
     except NoStoreYet:
         raise Misuse("no suite has run yet; `observatory suite run smoke` runs one") from None
@@ -88,7 +88,7 @@ def command(
         reason: InfrastructureFailed | None = None
         try:
             history = stack.enter_context(History(store_url))
-        except InfrastructureFailed as error:  # Who may only read sees what is judged already.
+        except InfrastructureFailed as error:  # A user who may only read sees earlier judgements.
             if accepted is not None:
                 raise
             reason, history = error, stack.enter_context(History(store_url, writable=False))
@@ -115,7 +115,7 @@ def command(
                 nights = "no night is judged yet" if judged is None else f"nights after {judged} are not judged"
                 say(f"suite {check.suite}: {nights}, which takes a store that can be written: {reason}")
         if format_name != "benchmark":
-            # Of all cases but in a table that leaves some out; traces take long to read, and few forms have them.
+            # The table explains only the cases that it shows; traces take long to read, and few formats contain them.
             is_whole = has_details or format_name != "table"
             has_traces = format_name in ("table", "json")
             checks = [
@@ -133,7 +133,7 @@ def command(
 def _explained(
     history: History, check: SuiteCheck, runs_folder: Path, *, is_whole: bool, has_traces: bool
 ) -> SuiteCheck:
-    """Return the check with the causes of what is worse."""
+    """Return the check with the causes of worse figures."""
     from bench.gate.causes import explain
 
     causes = explain(history, check.verdicts, check.groups, runs_folder, is_whole=is_whole, has_traces=has_traces)
@@ -149,7 +149,7 @@ def _with_regimes(history: History, check: SuiteCheck) -> SuiteCheck:
 
 
 def _refuse_with_accept(*names: str) -> None:
-    """Refuse options that say how a result is shown, which accepting has none of."""
+    """Refuse output options, because --accept prints no result."""
     context = click.get_current_context()
     options = {"format_name": "format", "has_details": "details", "runs_folder": "runs"}
     for name in names:
@@ -169,7 +169,7 @@ def _accept(
     if not because.strip() or not because.isprintable() or len(because) > LONGEST_REASON:
         raise Misuse(f"--because takes a line of up to {LONGEST_REASON} printable characters")
     known: dict[SeriesKey, KnownSeries] = {}
-    for suite in suites:  # The level is that after the newest night.
+    for suite in suites:  # The level is the one after the newest night.
         check_suite(history, suite, history.suite_runs(MOST_RUNS, suite), since_ns=None, now_ns=now_ns)
         known |= load_states(history, suite)
     having = sorted({key.suite for key in known if key.case == case})
@@ -193,7 +193,7 @@ def _accept(
 def _who() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # No name for this user number, as in some containers.
+    except (KeyError, OSError):  # This user number has no name, for example in a container.
         return "unknown"
 
 
@@ -212,7 +212,7 @@ def _print(checks: list[SuiteCheck], format_name: str, *, has_details: bool) -> 
 
 
 def exit_code(checks: list[SuiteCheck]) -> int:
-    """Return the exit code: a regression before what is missing or failed."""
+    """Return the exit code; a regression takes precedence over missing or failed cases."""
     from bench.errors import CASE_FAILED, FINE, REGRESSION
 
     if any(check.is_regression for check in checks):

@@ -1,4 +1,4 @@
-"""`observatory diagnose`: what limits a run now, in one page, with its evidence and what to try."""
+"""`observatory diagnose`: explains on one page what limits a run, with evidence and what to try."""
 
 from __future__ import annotations
 

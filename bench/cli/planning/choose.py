@@ -1,6 +1,6 @@
 """`observatory choose`: which strategy, in which setup, trains a model best.
 
-On another machine that is a prediction. On this one the best predicted setups and the plainest are measured in turn.
+For another machine it predicts. On this machine it measures the best predicted and the plainest setups in turn.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _on(
     strategies: tuple[str, ...],
     options: tuple[str, ...],
 ) -> tuple[Question, Ground]:
-    """Return the question and the ground of a machine that is not here; asks nothing of this host."""
+    """Return the question and the ground for a remote machine; does not query this host."""
     from bench.analysis.choosing.ground import ground_on
     from bench.analysis.choosing.question import Question
     from bench.machine.machines.machine_file import read_machine
@@ -235,7 +235,7 @@ def _here(
     strategies: tuple[str, ...],
     options: tuple[str, ...],
 ) -> tuple[Question, int, Sequence[Gpu]]:
-    """Return the question to this machine, with its cores and GPUs."""
+    """Return the question for this machine, with its cores and GPUs."""
     from bench.analysis.choosing.question import Question
     from bench.session.case_args import read_node
 
@@ -258,10 +258,10 @@ def _here(
 def _ground_here(
     question: Question, bases: Sequence[Case], cores: int, gpus: Sequence[Gpu], store_url: str | None
 ) -> Ground:
-    """Return what the history has measured here.
+    """Return the ground that the history of this machine provides.
 
     Raises:
-        Misuse: it lacks what predictions need.
+        Misuse: the history lacks rates that predictions need.
     """
     from bench.analysis.choosing.here import ground_here
     from bench.errors import Misuse

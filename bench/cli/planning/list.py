@@ -1,4 +1,4 @@
-"""`observatory list`: the strategies, all their options, or one strategy in full, from the registry's specs."""
+"""`observatory list`: shows the strategies, all their options, or one strategy in full, from the registry's specs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`observatory suite bisect`: which commit made a case worse, by measuring commits in pairs."""
+"""`observatory suite bisect`: finds the commit that made a case worse, by measuring commits in pairs."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _commit(history: History, run: str | None, what: str, option: str) -> str:
     """Return the commit of a run.
 
     Raises:
-        Misuse: there is none, or its tree had changes.
+        Misuse: the commit is unknown, or the run's tree had changes.
     """
     machine = None if run is None else history.machine(run)
     if machine is None or machine.commit is None:

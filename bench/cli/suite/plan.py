@@ -1,4 +1,4 @@
-"""`observatory suite plan` and `suite schema`: what a suite runs here, and the form of its file."""
+"""`observatory suite plan` and `suite schema`: show what a suite would run here, and the schema of suite files."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _print_plan_on(
     budget_s: float | None,
     format_name: str,
 ) -> None:
-    """Print the plan on a machine that is not here, for which no history has times."""
+    """Print the plan on a remote machine, for which no history has times."""
     from bench.analysis.prediction.suite_report import print_plan_on
     from bench.machine.machines.machine_file import read_machine
     from bench.session.case_args import node_on
@@ -129,9 +129,9 @@ def _print_plan_on(
 def read_plan(
     suite_name: str, settings: Sequence[str], store_url: str | None, node: NodeResources, runs_folder: Path
 ) -> SuitePlan:
-    """Return the plan of a suite on such nodes, with estimates from the history where it can be read.
+    """Return the plan of a suite on such nodes, with estimates from the history if it can be read.
 
-    runs_folder: where checkpoints would be; disks of a cluster's nodes are not known here.
+    runs_folder: where checkpoints would be; the disks of a cluster's nodes are unknown.
 
     Raises:
         Misuse: the suite is unknown or wrong.

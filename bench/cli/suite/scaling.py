@@ -1,4 +1,4 @@
-"""`observatory suite scaling`: how a suite's strategies scale, where the ceiling lies, and what is lost on the way."""
+"""`observatory suite scaling`: shows how a suite's strategies scale, their ceilings, and where time is lost."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
 
 
 def _chosen(name: str | None, results: list[SuiteResult]) -> SuiteResult:
-    """Return the newest suite run, the newest of the named suite, or the one whose id begins so.
+    """Return the newest suite run, the newest of the named suite, or the one whose id has this prefix.
 
     Raises:
-        Misuse: there is none, or several ids begin so.
+        Misuse: there is none, or several ids have this prefix.
     """
     if not results:
         raise Misuse("no suite has run yet; `observatory suite run scaling` runs one")
