@@ -74,7 +74,7 @@ def command(
     if accepted is None and (because is not None or metric is not None):
         raise Misuse("--because and --metric belong to --accept CASE; name the case, or leave them out")
     if accepted is not None and because is None:
-        raise Misuse(f'--accept {accepted} needs a reason, which is kept with it: --because "..."')
+        raise Misuse(f'--accept {accepted} needs a reason, which is stored with it: --because "..."')
     if accepted is not None:
         _refuse_with_accept("since", "format_name", "has_details", "runs_folder")
     if since is not None and format_name not in ("table", "json"):
@@ -113,7 +113,7 @@ def command(
             judged = None if check.night is None else check.night.id
             if reason is not None and judged != of_suite[check.suite][0].id:
                 nights = "no night is judged yet" if judged is None else f"nights after {judged} are not judged"
-                say(f"suite {check.suite}: {nights}, which takes a store that can be written: {reason}")
+                say(f"suite {check.suite}: {nights}, because that needs a writable store: {reason}")
         if format_name != "benchmark":
             # The table explains only the cases that it shows; traces take long to read, and few formats contain them.
             is_whole = has_details or format_name != "table"

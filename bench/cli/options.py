@@ -193,7 +193,7 @@ ON = click.option(
     type=NamedText(),
     metavar="MACHINE",
     shell_complete=complete_machine,
-    help="Machine to plan for that is not here: for example h100x8, h100x8x64 (64 nodes), or a TOML file.",
+    help="Other machine to plan for: for example h100x8, h100x8x64 (64 nodes), or a TOML file.",
 )
 
 

@@ -142,7 +142,7 @@ def _take_in(runs_folder: Path, store_url: str | None, *, of_all_users: bool) ->
     """Add the folder's runs that the history lacks, and say so; if it can only be read, say that."""
     recovered, failure = _recover(runs_folder, store_url, of_all_users=of_all_users)
     if failure is not None and recovered.runs:
-        say(f"this store can only be read, so runs whose runner died are not taken in: {failure}")
+        say(f"this store is read-only, so runs whose runner died are not added: {failure}")
     for notice in recovered.notices() if failure is None else recovered.problems:
         say(notice)
     _say_others(recovered)

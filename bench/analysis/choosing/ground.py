@@ -45,7 +45,7 @@ NO_LIMIT = 2**63
 OWN_ERROR = 0.05
 """Error that two setups do not share: kernels of other sizes, and effects that the cost models leave out. A step may be
 off by this share whatever the rates are. Assumed."""
-ORIGIN = f"rates at the ends of their ranges, and {whole_percent(OWN_ERROR)} of each setup's own, assumed"
+ORIGIN = f"rates at the ends of their ranges, plus an assumed error of {whole_percent(OWN_ERROR)} of each setup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

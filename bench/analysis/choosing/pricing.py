@@ -244,7 +244,7 @@ class Pricing:
 
     def _step(self, case: Case, compute: ComputeTime) -> StepTime | Absent:
         if is_fp8(case):
-            return Absent(reason="nothing is assumed of the rate of fp8 products")
+            return Absent(reason="no rate is assumed for fp8 products")
         spec, links = case.spec(), self.ground.rates(case).links
         if isinstance(links, Absent):
             return step_of(case, spec, compute=compute, interconnect=links)

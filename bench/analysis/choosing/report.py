@@ -49,7 +49,7 @@ def choice_page(ranking: Ranking, explanations: list[Explanation]) -> Iterator[B
             yield from (indented(each.line) for each in explanations)
         if ranking.objective == "throughput":
             yield f"intervals: {ranking.ground.origin}"
-            yield "ratios: both setups at the same rates, so that an error of these counts only where they differ"
+            yield "ratios: both setups have the same rates, so errors of the rates count only where the setups differ"
         yield from (f"rests on {line}" for line in ranking.ground.rests_on)
         yield ""
     yield closing(ranking)
@@ -167,7 +167,7 @@ def closing(ranking: Ranking) -> str:
     else:
         line = f"{best.case.strategy} pays: {_over(best, others[0])}"
     if equals:
-        line += f"; {plural(len(equals), f'other {best.case.strategy} setup')} cannot be told apart from the first"
+        line += f"; {plural(len(equals), f'other {best.case.strategy} setup')} cannot be distinguished from the first"
     return "; ".join(part for part in (line, _plainest(ranking)) if part)
 
 

@@ -165,7 +165,9 @@ def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedS
     sides = plan_side("A", args, a, node), plan_side("B", args, b, node)
     a_case, b_case = (side.case for side in sides)
     if a_case == b_case and a.checkout == b.checkout:
-        raise Misuse(f"A and B are the same case, {a_case.title}, because they set the defaults; set something else")
+        raise Misuse(
+            f"A and B are the same case, {a_case.title}, because the settings equal the defaults; set something else"
+        )
     if a_case.device != b_case.device:
         raise Misuse(
             f"A runs on {a_case.device} and B on {b_case.device}; figures from different hardware cannot be compared"

@@ -55,9 +55,9 @@ def bisect(commits: Sequence[str], measure: Measure, *, direction: int, suspecte
     commits: the good one, then all that may have made the change, oldest first. direction: +1 if the figure rose, else
     -1. suspected: the change of the logarithm that nights showed.
 
-    Each step decides, by the median of a commit's pairs, on which side of half of the whole change it lies: to require
-    that its interval lies on one side would stop most walks. After a wrong step, the walk ends at an innocent commit;
-    then the last pair (that commit and the one before it) does not show the change.
+    Each step decides, by the estimate from a commit's pairs, on which side of half of the whole change it lies: to
+    require that its interval lies on one side would stop most walks. After a wrong step, the walk ends at an innocent
+    commit; then the last pair (that commit and the one before it) does not show the change.
     """
     walk = _Walk(commits, measure)
     whole = walk.change(0, len(commits) - 1)

@@ -162,7 +162,7 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
     of_trials = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
     is_watched = bool(comparison.compared) and all(runs.is_watched for runs in comparison.compared)
     if is_watched:
-        yield "one run a side, of whose stretches the intervals are; changes of the machine also count"
+        yield "one run on each side: intervals are over its stretches; changes of the machine also count"
     elif turns[True] and turns[False]:
         yield f"{of_trials} trials a side; those of {plural(turns[True], 'case')} took turns, and are compared in pairs"
     elif turns[True]:
@@ -182,7 +182,7 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
         margin = 100 * comparison.margin
         yield f"same: the interval is within {margin:g} % either way, or all trials of both sides are equal"
     if "unsure" in outcomes and not is_watched:
-        yield "unsure: about so many more trials a side would settle it, with 80 % power"
+        yield "unsure: ~N more trials on each side would decide, with 80 % power"
     if any(each.outcome == "unsure" and each.change.is_short for each in judged) and not is_watched:
         yield (
             f"fewer than {LEAST_APART} trials of a side, measured apart, show only a difference beyond {LARGE:g}x,"
@@ -435,7 +435,7 @@ def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
     if false["tested"]:
         ratio = false["single"] / false["tested"]
         yield (
-            f"the same twice: {false['single']} of {false['tested']} comparisons ({100 * ratio:.1f} %) differ at the"
+            f"measured twice: {false['single']} of {false['tested']} comparisons ({100 * ratio:.1f} %) differ at the"
             f" 5 % level, and {false['called']} would be called better or worse"
         )
     if false["exact"]:

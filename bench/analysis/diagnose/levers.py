@@ -188,7 +188,7 @@ def _buckets(case: Case, *, has_link: bool) -> Iterator[Remedy]:
         yield _option("average gradients during backward, in several buckets", overlap="true", bucket_mb=smaller)
         yield _option("average gradients during backward", overlap="true")
     if has_link or now_mb >= gradients_mb:
-        yield _option("smaller buckets, the first of which leaves sooner", bucket_mb=smaller)
+        yield _option("smaller buckets, so that the first is sent sooner", bucket_mb=smaller)
     if has_link:
         yield _option("larger buckets, which pay the latency less often", bucket_mb=f"{4 * now_mb:.3g}")
 
@@ -223,7 +223,7 @@ def _host(observed: Observed) -> Iterator[Remedy]:
         yield _option("record launches as CUDA graphs", compile="reduce-overhead")
         yield _option("fewer, larger kernels", compile="default")
     yield Remedy(words="more work for each launch: a larger --batch, fewer microbatches")
-    yield Remedy(words="leave the node to the run: what else takes its cores? (`observatory doctor`)")
+    yield Remedy(words="give the whole node to the run: what else uses its cores? (`observatory doctor`)")
 
 
 def _memory(observed: Observed) -> Iterator[Remedy]:
@@ -233,11 +233,11 @@ def _memory(observed: Observed) -> Iterator[Remedy]:
         yield _option("keep activations: there is room for them", checkpoint="none", **every)
         yield _option("keep states on the device", offload="false")
     if case.options.get("checkpoint") != "selective":
-        yield _option("compute again only what is cheap", checkpoint="selective")
+        yield _option("recompute only what is cheap", checkpoint="selective")
     if case.options.get("checkpoint") != "full":
-        yield _option("compute blocks again", checkpoint="full")
+        yield _option("recompute blocks", checkpoint="full")
     if checkpoint_every(case) > 1:
-        yield _option("compute every block again", **{CHECKPOINT_EVERY.name: "1"})
+        yield _option("recompute every block", **{CHECKPOINT_EVERY.name: "1"})
     for name in ("accumulate", "microbatches"):
         if name in case.options:
             yield _option("smaller microbatches", **{name: str(2 * int(case.options[name]))})

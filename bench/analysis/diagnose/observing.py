@@ -50,7 +50,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
         )
     if case.watched_name is not None:
         raise Misuse(
-            f"run {summary.run} watched a program of one's own, of which no cost model predicts a share of the step;"
+            f"run {summary.run} watched a user's own program, and no cost model predicts the shares of its step;"
             f" `observatory diagnose {summary.run}` says who is late in it"
         )
     if case.model is None:
@@ -111,7 +111,7 @@ def _as_of_today(case: Case) -> tuple[Case, list[str]]:
     }
     lines = []
     if absent:
-        lines.append(f"options {', '.join(absent)}: the run is older than they are; the defaults of its time are used")
+        lines.append(f"options {', '.join(absent)}: the run predates them; their defaults at that time are used")
     if case.version != spec.version_on(case.device):
         lines.append(
             f"the current definition: the run has version {case.version} of {case.strategy}, and is compared with"

@@ -45,7 +45,7 @@ def print_diagnosis(diagnosis: Diagnosis, format_name: str, console: Console | N
 def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[Table | str]:
     yield from _wrapped(f"{diagnosis.run}: {diagnosis.title}, {diagnosis.outcome.replace('_', ' ')}")
     if diagnosis.outcome in FAILED:
-        yield from _wrapped(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'its cause is not known'}")
+        yield from _wrapped(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'the cause is unknown'}")
     elif diagnosis.limit.kind == "unknown":
         yield "limit: unknown"
     else:

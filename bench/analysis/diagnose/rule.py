@@ -92,7 +92,7 @@ def likely_limit(diagnosis: Diagnosis) -> str:
     another limit, the line begins with "likely "; if it shows none, with "limit unknown".
     """
     if diagnosis.outcome in FAILED:
-        return _cut(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'its cause is unknown'}")
+        return _cut(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'the cause is unknown'}")
     limit = diagnosis.limit
     if limit.kind == "unknown":
         return _cut(f"limit unknown: {diagnosis.reason}")

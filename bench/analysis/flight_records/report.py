@@ -12,8 +12,8 @@ from collectors.rank.rank_list import listed
 from collectors.traces.table import Table, table_of
 
 NO_GROUPS = (
-    "these dumps do not list the ranks of groups, as gloo's do not: a rank that entered no call of a group is not known"
-    " to be missing there"
+    "these dumps, like all of gloo's, do not list the ranks of groups, so a rank that entered no call of a group is not"
+    " reported as missing there"
 )
 STILL_RUNNING = "dumps of a job that still runs show ranks that are merely late as missing"
 

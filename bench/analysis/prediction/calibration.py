@@ -175,7 +175,7 @@ def sheet_calibration(case: Case, machine: PlannedMachine) -> Calibration:
     """Return the rates of a remote machine: those of its data sheets, times the shares that other machines reach."""
     peak: Peak | Absent = machine.peak(case.precision)
     if is_fp8(case):
-        peak = Absent(reason="nothing is assumed of the rate of fp8 products; use another --option weights")
+        peak = Absent(reason="no rate is assumed for fp8 products; use another --option weights")
     rates = sheet_rates(peak, machine.memory_bandwidth())
     rests_on = [line for line in (rates.products_words, rates.memory_words) if line]
     if case.options.get(BALANCE.name) == "measured":

@@ -44,7 +44,7 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
     if not memory.fits:
         return _memory(case, memory)
     if step is None:
-        return Decision(about="nothing", share=None, words="the memory is enough; the step is not known")
+        return Decision(about="nothing", share=None, words="the memory is sufficient; the step is unknown")
     parts: dict[Literal["communication", "bubble", "optimizer"], float] = {
         "communication": step.step.exposed_s,
         "bubble": step.step.bubble_s,
@@ -54,7 +54,7 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
     share = parts[about] / step.step.step_s
     if share < DECIDES_FROM:
         share = step.compute_s / step.step.step_s
-        again = ", some of it again for checkpointing" if rerun_ratio(case) else ""
+        again = ", including recomputation for checkpointing" if rerun_ratio(case) else ""
         return Decision(about="compute", share=share, words=f"computing is {whole_percent(share)} of the step{again}")
     if about == "communication":
         return Decision(about=about, share=share, words=_communication(step, share))

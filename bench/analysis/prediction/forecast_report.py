@@ -85,7 +85,7 @@ def _verdict(predicted: Predicted) -> str:
     if predicted.machine is not None:
         return verdict_words(predicted.forecast.case, memory, predicted.machine)
     if memory.fits:
-        return "it fits, as far as that is predicted" if memory.is_least else "it fits"
+        return "the predicted parts fit" if memory.is_least else "it fits"
     return "it does not fit; use a smaller --shape, --batch or --sequence, or a strategy that shards"
 
 
@@ -93,7 +93,7 @@ def _step(forecast: Forecast) -> Iterator[Block]:
     step_s = forecast.step_s
     if isinstance(step_s, Absent):
         known = step_s.reason in forecast.missing
-        yield "step: absent until what it rests on is measured" if known else f"step: absent: {step_s.reason}"
+        yield "step: absent until its rates are measured" if known else f"step: absent: {step_s.reason}"
         return
     rows = [(part.title, *_cells(part.seconds), _share(part.seconds, step_s), part.model) for part in forecast.parts]
     rows.append(("step", *_cells(step_s), "100 %", ""))

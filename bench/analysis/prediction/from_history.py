@@ -96,7 +96,7 @@ def sheet_rates_of(place: Place, machine: PlannedMachine | None) -> SheetRates:
     """Return the rates by the GPU's data sheet; absent for a CPU and for a GPU without a data sheet."""
     case = place.case
     if is_fp8(case):
-        nothing = Absent(reason="nothing is assumed of the rate of fp8 products")
+        nothing = Absent(reason="no rate is assumed for fp8 products")
         return sheet_rates(nothing, nothing)
     if machine is not None:
         return sheet_rates(machine.peak(case.precision), machine.memory_bandwidth())

@@ -59,9 +59,7 @@ def predicted_cases(args: CaseArgs, options: PredictOptions) -> list[Predicted]:
         )
     machine = None if options.on is None else read_machine(options.on)
     if machine is not None and (options.nodes, options.ranks_per_node) != (1, None):
-        raise Misuse(
-            "--on says which nodes there are: --nodes and --ranks-per-node cannot be set with it; leave them out"
-        )
+        raise Misuse("--on defines the nodes, so --nodes and --ranks-per-node cannot be set with it; leave them out")
     node = read_node(options.nodes, options.ranks_per_node) if machine is None else node_on(machine)
     predicted = []
     for count in args.ranks or (None,):

@@ -124,6 +124,6 @@ def presets_page(
     yield Table(columns, cells, words=(0, 2, 4), unbroken=(0, 1, 2, 3), folds="always")
     yield ""
     yield (
-        "in bf16 and checkpointed, with default options otherwise, and one sequence a rank, 8 at the least; other"
+        "in bf16 with checkpointing, one sequence a rank (at least 8 in all) and otherwise default options; other"
         " options may fit more (`observatory run STRATEGY --on MACHINE --dry-run`)"
     )

@@ -70,7 +70,7 @@ def verdict_line(predicted: Fit) -> str:
 def verdict_words(case: Case, memory: MemoryFit, machine: PlannedMachine) -> str:
     """Return the words of `verdict_line` for a case on a machine."""
     if memory.fits:
-        return "it fits, as far as that is predicted" if memory.is_least else "it fits"
+        return "the predicted parts fit" if memory.is_least else "it fits"
     nearest = nearest_fit(case, machine)
     line = f"it does not fit: {_too_much(memory)}"
     if nearest is None and case.model is None:
@@ -191,4 +191,4 @@ def time_words(elapsed_s: float) -> str:
 def machine_line(machine: PlannedMachine) -> str:
     """Describe the machine in one line."""
     memory = readable(machine.table.gpu.memory_bytes, "bytes")
-    return f"{machine.name}: {machine.words}, {memory} each by torch; nothing is asked of this host"
+    return f"{machine.name}: {machine.words}, {memory} each by torch; this host is not queried"

@@ -55,7 +55,7 @@ def sentence(end: RaceEnd) -> str:
             return f"{first} pays: no other case has run to the end"
         second = next(name for name, each in standing.dropped.items() if each is drop)
         if drop.by != first:  # The second was dropped because of a case that was dropped later.
-            return f"{first} pays: each other case is shown to be {_worse(end)} than another one"
+            return f"{first} pays: every other case is shown to be {_worse(end)} than another"
         by = f"{drop.ratio:.2f}x [{drop.low:.2f}, {drop.high:.2f}]"
         if end.objective == "memory":
             return f"{first} pays: {second} needs {by} of its memory"
@@ -74,11 +74,10 @@ def sentence(end: RaceEnd) -> str:
         apart = 100 * math.expm1(abs(standing.pair.value))
         return (
             f"no winner between {between}: {standing.ahead[0]} seems {apart:.1f} % ahead, and {MOST_ROUNDS} rounds"
-            " would hardly tell; longer trials (--steps) might"
+            " would hardly decide; longer trials (--steps) might"
         )
-    return (
-        f"no winner yet between {between}; about {duration(60 * math.ceil(more_s / 60))} more would tell{_resume(end)}"
-    )
+    more = duration(60 * math.ceil(more_s / 60))
+    return f"no winner yet between {between}; about {more} more would decide{_resume(end)}"
 
 
 def _options_of_first(end: RaceEnd, by_name: Mapping[str, RaceCase]) -> str | None:
@@ -94,7 +93,7 @@ def _worse(end: RaceEnd) -> str:
 
 def _resume(end: RaceEnd) -> str:
     is_left = end.end.is_interrupted or bool(end.result.named("left_out", "interrupted"))
-    return f" (`--resume {end.result.id}` with the same options goes on)" if is_left else ""
+    return f" (`--resume {end.result.id}` with the same options continues)" if is_left else ""
 
 
 def _memory_words(end: RaceEnd, first: str) -> str:

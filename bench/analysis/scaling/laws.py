@@ -255,8 +255,8 @@ def _allowed(law: Law, data: _Data, best: Numbers) -> _Allowed:
     if of_misses == 0:
         return _Allowed(
             sum_squares=None,
-            reason=f"{count} numbers of ranks meet any law of {needed} parameters, so nothing shows how far points lie"
-            " off it; measure one more",
+            reason=f"a law with {needed} parameters fits {count} numbers of ranks exactly, so nothing shows how far"
+            " points lie off it; measure one more",
         )
     if missed + data.noise <= 1e-20 * trials:
         return _Allowed(sum_squares=None, reason="equal trials have no interval: their noise is below the resolution")
@@ -389,12 +389,12 @@ def _peak(best: Numbers, inside: Numbers | None, most_ranks: int, reason: str | 
         if math.isinf(value):
             return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: kappa is 0")
         if value > most_ranks:  # Beyond the points, a value without interval would be taken for a prediction.
-            return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: where one lies is unsure: {reason}")
+            return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: its place is unsure: {reason}")
         return Bounded(value=value, reason=reason)
     peak_ranks = _peak_ranks(inside)
     low, high = min(float(peak_ranks.min()), value), max(float(peak_ranks.max()), value)
     if math.isinf(high):
-        why = f"no peak up to {most_ranks} ranks: kappa's interval holds 0"
+        why = f"no peak up to {most_ranks} ranks: kappa's interval includes 0"
         return Bounded(value=None, low=None if math.isinf(low) else low, reason=why)
     return Bounded(value=value, low=low, high=high)
 
@@ -423,7 +423,7 @@ def _ceiling(
     speed_ups = _most_speed_up(law, inside, base)
     low, high = min(float(speed_ups.min()), value), max(float(speed_ups.max()), value)
     if math.isinf(high):
-        why = f"no ceiling up to {most_ranks} ranks: the interval of {what} holds 0"
+        why = f"no ceiling up to {most_ranks} ranks: the interval of {what} includes 0"
         return Bounded(value=None, low=None if math.isinf(low) else low, reason=why)
     return Bounded(value=value, low=low, high=high)
 

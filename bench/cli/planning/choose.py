@@ -72,7 +72,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
     "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option that is set and not searched; strategies without it are left out.",
+    help="Fixed option, which is not searched; strategies without it are left out.",
 )
 @click.option(
     "--objective",
@@ -80,7 +80,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
     show_default=True,
     callback=_objective,
     metavar="|".join(OBJECTIVES),
-    help="What is best: the fastest step, or the least memory of a rank.",
+    help="Goal: the fastest step, or the least memory of a rank.",
 )
 @ON
 @RUNS
@@ -97,7 +97,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
 @click.option(
     "--resume", "resumed", type=NamedText(), metavar="ID", help="Suite run of an interrupted choice to continue."
 )
-@click.option("--dry-run", "is_dry", is_flag=True, help="Print what is predicted here; measure nothing.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Print the prediction for this machine; measure nothing.")
 @click.option(
     "-o",
     "--output",
@@ -161,7 +161,7 @@ def command(
         except Misuse as error:
             if not is_measured or output is not None:
                 raise
-            measured = "those that are named" if strategies else "single, ddp and fsdp"
+            measured = "the named strategies" if strategies else "single, ddp and fsdp"
             ground, notices = None, [f"{error}; until then only {measured} are measured"]
     ranking = None
     if ground is not None:

@@ -91,7 +91,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
                 display=progress,
             )
         write(options.format_name, race_page(raced), lambda: race_document(raced), race_rows(raced), COLUMNS)
-    progress.tell(f"`observatory suite show {raced.result.id}` shows all of it")
+    progress.tell(f"`observatory suite show {raced.result.id}` shows it in full")
     for failure in (raced.end.failure, session.store.failure):
         if failure is not None:
             say(str(failure))

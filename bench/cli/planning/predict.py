@@ -63,14 +63,14 @@ class Tokens(click.ParamType):  # type: ignore[type-arg]  # Generic only in newe
 @click.option(
     "--from-history",
     is_flag=True,
-    help="Rates that runs of the same hardware reached. Without --on this is the default; with --on data sheets are.",
+    help="Use rates that runs on the same hardware reached: always without --on, instead of data sheets with --on.",
 )
 @click.option("--tokens", type=Tokens(), metavar="TOKENS", help="Tokens to train on, for example 15T: prints the days.")
 @click.option(
     "--score",
     "is_scored",
     is_flag=True,
-    help="How wrong the predictions stored with earlier runs were; takes no STRATEGY.",
+    help="Score the predictions that are stored with earlier runs; takes no STRATEGY.",
 )
 @STORE
 @FORMAT

@@ -95,8 +95,7 @@ TRAINING_OPTIONS = (
 )
 """Parameters of the command that a probe does not accept."""
 NOT_IN_CURVES = ("with_baseline", "baseline_run", "is_check", "mistakes", "with_timeline")
-"""Parameters to refuse with several numbers of ranks: on such a curve the first number is the baseline of the
-others."""
+"""Parameters to refuse with several numbers of ranks: on such a curve the first is the baseline of the others."""
 
 
 # The plan: all cases, checked
@@ -234,10 +233,10 @@ def _planned_machine(options: RunOptions) -> PlannedMachine | None:
     if options.on is None:
         return None
     if not options.is_dry:
-        raise Misuse("--on plans for a machine that is not here, and nothing can run there; add --dry-run")
+        raise Misuse("--on plans for another machine, on which nothing can run; add --dry-run")
     if names := _options_on_command_line(options, NOT_ON_MACHINES):
         raise Misuse(
-            f"--on says which nodes there are, and nothing runs on them: {', '.join(f'--{name}' for name in names)}"
+            f"--on defines the nodes, and nothing runs on them, so {', '.join(f'--{name}' for name in names)}"
             " cannot be set with it; leave them out"
         )
     return read_machine(options.on)

@@ -107,9 +107,9 @@ def bisect(
     count = len(commits) - 1
     say(f"{figure}: {plural(count, 'commit')} from {first[:7]} to {last[:7]} that may have changed it")
     if not count:
-        print_page([f"{figure}: the environment and no commit: none changes what is run"])
+        print_page([f"{figure}: the environment and no commit: none changes the code that runs"])
         return FINE
-    say(f"at most {most_measured(count)} are measured, each in {plural(pairs, 'pair')} with another one")
+    say(f"at most {most_measured(count)} are measured, each in {plural(pairs, 'pair')} with another commit")
     with open_session(
         runs=runs_folder,
         store_url=store_url,

@@ -93,7 +93,7 @@ def plan(
         of_ranks = ("engine_name", "nodes", "ranks_per_node", "engine_file")
         if any(source(name) is ParameterSource.COMMANDLINE for name in of_ranks):
             raise Misuse(
-                "--on says which nodes there are: --engine, --engine-file, --nodes and --ranks-per-node cannot be set"
+                "--on defines the nodes, so --engine, --engine-file, --nodes and --ranks-per-node cannot be set"
                 " with it; leave them out"
             )
         _print_plan_on(on, suite_name, settings, only, budget_s, format_name)

@@ -43,9 +43,7 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
             if failed
             else 'give a case ranks = [1, 2, 4] and scaling = "weak" or "strong"'
         )
-        raise Misuse(
-            f"suite run {result.id} has no scaling curve: no two cases that were measured differ in ranks only; {why}"
-        )
+        raise Misuse(f"suite run {result.id} has no scaling curve: no two measured cases differ only in ranks; {why}")
     print_scaling(result.id, curves, format_name)
 
 

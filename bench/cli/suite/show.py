@@ -45,7 +45,7 @@ def show(
         if not wanted:
             result = find_suite_run(name, results)
             if click.get_current_context().get_parameter_source("count") is ParameterSource.COMMANDLINE:
-                raise Misuse(f"only a list of suite runs takes --limit, and {result.id} is one; leave it out")
+                raise Misuse(f"--limit is for a list of suite runs, and {result.id} is a single one; leave it out")
             print_suite(whole(result, store_url), format_name)
             return
     if not wanted:

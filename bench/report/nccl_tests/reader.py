@@ -254,7 +254,7 @@ def _doubts(file: WrittenFile, wrong_checks: int) -> Iterator[str]:
         yield "nccl-tests failed, so larger sizes may be missing"
     for argument in file.args[1:]:
         if argument.startswith(ALGORITHM):
-            yield f"it is of the algorithm {argument.removeprefix(ALGORITHM)}, not of the library's own"
+            yield f"it used the algorithm {argument.removeprefix(ALGORITHM)}, not the library's own"
 
 
 def _row(row: WrittenRow, source: str, notes: Counter[str]) -> Row | None:

@@ -36,8 +36,8 @@ def require_collectives(summary: Summary) -> None:
     """
     if not of_metric(summary.estimates, metrics.RUN_COLLECTIVE_SECONDS):
         raise Misuse(
-            f"run {summary.run} is of {summary.case.strategy} and measured no collective;"
-            " `observatory run collectives` does"
+            f"run {summary.run} measured {summary.case.strategy}, not a collective; `observatory run collectives`"
+            " measures one"
         )
 
 

@@ -38,7 +38,7 @@ _FIGURES: tuple[tuple[str, Metric, dict[str, str]], ...] = (
     ("watching's share", results.RUN_OBSERVER_RATIO, {}),
 )
 _NOT_PREDICTED = (
-    "no cost model knows a program of one's own: shares of computing, communication and memory are not predicted"
+    "no cost model covers a user's own program: shares of computing, communication and memory are not predicted"
 )
 COLUMNS = ("run", "name", "verdict", "rank", "phase", "late_s", "step_ratio", "reason")
 
@@ -100,7 +100,7 @@ def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
         return
     longest = max(ranks.values(), key=lambda rank: rank.still_s)
     world_size = max(len(ranks), len(watched.ranks) + watched.missing)
-    end = "then steps came again" if longest.has_gone_on else "and none came after it"
+    end = "then steps resumed" if longest.has_gone_on else "and none after that"
     yield f"no step for {duration_words(longest.still_s)} after step {longest.steps:,}, {end}"
     yield f"  {still_words(ranks, world_size=world_size)}"
     records = f"`observatory analyse flight-recorder {run}`"
@@ -140,7 +140,7 @@ def window_lines(window: TracedWindow) -> Iterator[str]:
         parts = (f"rank {rank} {kind} {100 * share:.0f} %" for rank, kind, share in window.path)
         yield f"  critical path: {', '.join(parts)}"
     if window.cost_s is not None:
-        yield f"  cost: the profiler took {window.cost_s:.2f} s around the window; traced steps are slower, too"
+        yield f"  cost: the profiler took {window.cost_s:.2f} s around the window; traced steps are also slower"
     for note in window.notes:
         yield f"  left out: {note}"
 
