@@ -61,7 +61,7 @@ def entrants(
             RaceCase(
                 name=_name(case, number, is_plain=candidate is None),
                 args=args,
-                predicted=_predicted(candidate, ranking),
+                predicted=_predicted_figure(candidate, ranking),
                 limit=None if candidate is None else f"{candidate.limit[0]} {whole_percent(candidate.limit[1])}",
                 is_plain=candidate is None,
             )
@@ -91,7 +91,7 @@ def _predicted_best(ranking: Ranking | None, *, is_named: bool) -> Sequence[Cand
     return [*ranking.candidates[:1], *ranking.best_of_others()]
 
 
-def _predicted(candidate: Candidate | None, ranking: Ranking | None) -> float | None:
+def _predicted_figure(candidate: Candidate | None, ranking: Ranking | None) -> float | None:
     """Return tokens per second, or bytes in a choice for memory; None if the case was not evaluated."""
     if candidate is None or ranking is None:
         return None

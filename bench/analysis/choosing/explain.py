@@ -90,32 +90,32 @@ def _neighbours(ranking: Ranking, best: Candidate, option: Option) -> Iterator[N
         if value == own:
             continue
         if _is_of_mesh(option):
-            kept = {
+            mesh = {
                 each.name: best.case.options[each.name]
                 for each in best.case.spec().options
                 if _is_of_mesh(each) and each.name in search.outcome.setups.grid
             }
-            wanted = {**kept, option.name: value}
+            options = {**mesh, option.name: value}
         else:
-            wanted = {name: best.case.options[name] for name in search.outcome.setups.grid} | {option.name: value}
-        outcome = search.among(wanted)
+            options = {name: best.case.options[name] for name in search.outcome.setups.grid} | {option.name: value}
+        outcome = search.among(options)
         if outcome.setups.cases:
-            yield _judged(best, option, value, outcome)
-        elif (reason := _refusal(best.case, wanted)) is not None:
-            yield _refused(option, value, reason)
+            yield _feasible_neighbour(best, option, value, outcome)
+        elif (reason := _refusal(best.case, options)) is not None:
+            yield _refused_neighbour(option, value, reason)
 
 
-def _refusal(case: Case, wanted: dict[str, OptionValue]) -> str | None:
-    reasons = case.spec().all_refusals(replace(case, options={**case.options, **wanted}), is_here=False)
+def _refusal(case: Case, options: dict[str, OptionValue]) -> str | None:
+    reasons = case.spec().all_refusals(replace(case, options={**case.options, **options}), is_here=False)
     return reasons[0] if reasons else None
 
 
-def _refused(option: Option, value: OptionValue, reason: str) -> Neighbour:
+def _refused_neighbour(option: Option, value: OptionValue, reason: str) -> Neighbour:
     clause = reason.split("; ")[0].split(": ")[0]
     return Neighbour(option=option.name, value=value, step_ratio=None, words=f"is refused ({clause})")
 
 
-def _judged(best: Candidate, option: Option, value: OptionValue, outcome: Outcome) -> Neighbour:
+def _feasible_neighbour(best: Candidate, option: Option, value: OptionValue, outcome: Outcome) -> Neighbour:
     other = outcome.best
     if other is None:
         words = "does not fit" if outcome.nearest is None else f"does not fit ({memory_words(outcome.nearest)})"

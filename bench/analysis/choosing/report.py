@@ -43,7 +43,7 @@ def choice_page(ranking: Ranking, explanations: list[Explanation]) -> Iterator[B
     yield from _left_out(ranking)
     if ranking.best is not None:
         if explanations:
-            yield f"why the first, {_named(ranking.best)}, has these options, by predictions of its neighbours:"
+            yield f"why the first, {ranking.best.case.strategy}, has these options, by predictions of its neighbours:"
             if (where := placement(ranking.best)) is not None:
                 yield indented(f"mesh: {where}")
             yield from (indented(each.line) for each in explanations)
@@ -86,10 +86,6 @@ def _rate(tokens_per_second: float) -> str:
 def options_words(case: Case) -> str:
     """Return the options that differ from the defaults: "accumulate=4 checkpoint=full"; "-" if there are none."""
     return " ".join(f"{name}={written(value)}" for name, value in options_set(case).items()) or "-"
-
-
-def _named(candidate: Candidate) -> str:
-    return candidate.case.strategy
 
 
 def _left_out(ranking: Ranking) -> Iterator[str]:

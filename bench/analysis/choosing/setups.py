@@ -121,7 +121,7 @@ def _walk(setups: Setups, case: Case, names: Sequence[str]) -> None:
         else:
             setups.cases.append(settled)
         return
-    if (lasting := _lasting(setups, case, names)) is not None:
+    if (lasting := _lasting_refusal(setups, case, names)) is not None:
         setups.refuse(lasting, math.prod(len(setups.grid[name]) for name in names))
         return
     first, *others = names
@@ -129,7 +129,7 @@ def _walk(setups: Setups, case: Case, names: Sequence[str]) -> None:
         _walk(setups, _with(case, {first: value}), others)
 
 
-def _lasting(setups: Setups, case: Case, names: Sequence[str]) -> str | None:
+def _lasting_refusal(setups: Setups, case: Case, names: Sequence[str]) -> str | None:
     """Return a refusal that no change of a single option removes; None if there is none."""
     common: dict[str, str] | None = None
     for changes in _single_changes(setups.grid, names):

@@ -35,11 +35,11 @@ def worse_figure(verdicts: list[Verdict], case: str, is_wanted: Callable[[Series
     if case not in names:
         raise Misuse(f'case "{case}" is in no suite of this history; it has {", ".join(names) or "none"}')
     worse = [verdict for verdict in verdicts if verdict.key.case == case and verdict.outcome in BAD]
-    wanted = [verdict for verdict in worse if is_wanted(verdict.key) and not verdict.is_efficiency]
-    if not wanted:
+    candidates = [verdict for verdict in worse if is_wanted(verdict.key) and not verdict.is_efficiency]
+    if not candidates:
         what = "no figure of it" if not worse else "none of the figures that pairs of commits can measure"
         raise Misuse(f'case "{case}": {what} is worse; `observatory check` shows what is')
-    return min(wanted, key=lambda verdict: verdict.key.metric not in _FIRST)
+    return min(candidates, key=lambda verdict: verdict.key.metric not in _FIRST)
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
@@ -81,7 +81,7 @@ class CommitPairs:
         """
         tell = self.session.tell
         try:
-            both = measure_pair(
+            sides = measure_pair(
                 self.session,
                 self.order,
                 (before, after),
@@ -93,12 +93,12 @@ class CommitPairs:
         except Misuse as error:
             tell(f"{after[:7]} is left out: {error}")
             raise Unmeasurable(str(error)) from None
-        if both.is_interrupted:
+        if sides.is_interrupted:
             raise KeyboardInterrupt
-        first, second = (log_trials(side, self.key.metric, self.key.labels) for side in (both.first, both.second))
+        first, second = (log_trials(side, self.key.metric, self.key.labels) for side in (sides.first, sides.second))
         change = change_of_pairs(first, second)
         if change is None:
-            why = both.failure or f"fewer than {FEWEST_PAIRS} pairs are complete"
+            why = sides.failure or f"fewer than {FEWEST_PAIRS} pairs are complete"
             tell(f"{after[:7]} is left out: {why}")
             raise Unmeasurable(why)
         tell(f"{before[:7]} to {after[:7]}: {change_text(change)}")

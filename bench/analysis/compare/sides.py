@@ -261,14 +261,14 @@ def _by_name(a: Side, b: Side) -> Matched:
             missing.append(f"{name} is not compared: {'; '.join(lacking)}")
             continue
         try:
-            named = pair(name, a.cases[name], b.cases[name])
+            candidate = pair(name, a.cases[name], b.cases[name])
         except Misuse as error:
             missing.append(f"{name} is not compared: {error}")
             continue
-        if named.a.case.key() != named.b.case.key():
-            missing.append(f"{name} is not compared, because it is another series: {', '.join(named.differences)}")
+        if candidate.a.case.key() != candidate.b.case.key():
+            missing.append(f"{name} is not compared, because it is another series: {', '.join(candidate.differences)}")
             continue
-        pairs.append(named)
+        pairs.append(candidate)
     is_incomplete = bool(missing)
     if drills:
         missing.append(f"fire drills that ended as expected are left out: {', '.join(sorted(drills))}")

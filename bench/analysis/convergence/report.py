@@ -33,14 +33,14 @@ def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, con
 def _page(verdict: ConvergenceVerdict, case: Case) -> Iterator[Block]:
     # Equally spaced steps, the first, the last, and the two between which the losses diverge.
     count = len(verdict.losses)
-    shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
+    steps = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
     if verdict.parted_at is not None:
-        shown |= {max(0, verdict.parted_at - 1), verdict.parted_at}
+        steps |= {max(0, verdict.parted_at - 1), verdict.parted_at}
     rows = []
-    for losses in (verdict.losses[step] for step in sorted(shown)):
-        both = ("not finite" if loss is None else f"{loss:.6f}" for loss in (losses.one_rank, losses.all_ranks))
+    for losses in (verdict.losses[step] for step in sorted(steps)):
+        cells = ("not finite" if loss is None else f"{loss:.6f}" for loss in (losses.one_rank, losses.all_ranks))
         ratios = (_ratio(losses.difference_ratio), _ratio(losses.tolerance_ratio))
-        rows.append((str(losses.step), *both, *ratios, "" if losses.agree else "parts"))
+        rows.append((str(losses.step), *cells, *ratios, "" if losses.agree else "parts"))
     yield Table(("step", "loss, one rank", f"loss, {case.title}", "apart", "tolerance", ""), rows, words=())
     yield ""
     yield from map(whole, lines(verdict, case))

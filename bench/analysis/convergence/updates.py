@@ -152,16 +152,16 @@ def _gradients(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
         return _scaled_gradients(evidence, step, tolerance)
     # Ranks whose gradients differ from the first rank's.
     first = evidence.ranks[0][step].gradients
-    apart = [
+    unequal = [
         rank
         for rank, steps in enumerate(evidence.ranks)
         if any(difference_ratio(truth, steps[step].gradients.get(name)) > tolerance for name, truth in first.items())
     ]
-    if apart:
+    if unequal:
         return RootCause(
             cause="averaging",
             step=step,
-            text=f"{name_ranks(apart)} used a different gradient from rank 0; for {widest.weight}, rank {widest.rank}"
+            text=f"{name_ranks(unequal)} used a different gradient from rank 0; for {widest.weight}, rank {widest.rank}"
             f" differs from the one rank by {widest.ratio:.1e} of the norm",
             next_move="look for what skips the averaging in that step: no_sync around the last microbatch, a hook that"
             " returns early, a branch that only some ranks take",

@@ -38,9 +38,8 @@ LEADING_RATIO = 0.6
 SLOW_LINK = 2.0
 """A collective is called slow if it is this many times slower than predicted; on a quiet link the model is within 10
 %."""
-BUSY_RATIO = 0.9
 HELD_RATIO = 0.1
-"""Shares of the time from which a node's CPUs count as busy, and a GPU as throttled."""
+"""Tasks that wait for memory or a CPU, and a throttled GPU, are evidence from this share of the time."""
 
 _BUBBLE_OF: dict[str, CostKind] = {
     "schedule": "bubble",
@@ -311,12 +310,12 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
     """Yield the cost of saving memory, and how full the memory is."""
     case, evidence = observed.case, []
     memory_parts: list[Sequence[float]] = []
-    if (again := recomputed_share(case)) and "compute" in parts:
-        recomputed = [again * estimate for estimate in parts["compute"]]
+    if (repeated := recomputed_share(case)) and "compute" in parts:
+        recomputed = [repeated * estimate for estimate in parts["compute"]]
         parts["compute"] = [estimate - less for estimate, less in zip(parts["compute"], recomputed, strict=True)]
         memory_parts.append(recomputed)
         evidence.append(
-            f"checkpoint={case.options['checkpoint']} repeats {100 * again:.0f} % of the computing, as the model"
+            f"checkpoint={case.options['checkpoint']} repeats {100 * repeated:.0f} % of the computing, as the model"
             " predicts"
         )
     if case.options.get("offload") is True and "copies" in parts:

@@ -34,8 +34,8 @@ def recomputed_share(case: Case) -> float:
     Forward is a third of the FLOPs of forward and backward; repeated, it is one of four parts. `selective` repeats so
     little that it counts as 0.
     """
-    again = FORWARD_SHARE * rerun_ratio(case)
-    return again / (1 + again)
+    repeated = FORWARD_SHARE * rerun_ratio(case)
+    return repeated / (1 + repeated)
 
 
 def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
@@ -57,8 +57,8 @@ def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
     ]
     compute_s = median(divided["compute"])
     compute_s = max(compute_s - sum(optimizer), compute_s / 2)
-    again = recomputed_share(observed.case)
-    forward_s = compute_s * (1 - again) * FORWARD_SHARE
+    repeated = recomputed_share(observed.case)
+    forward_s = compute_s * (1 - repeated) * FORWARD_SHARE
     compute = ComputeTime(forward_s=forward_s, backward_s=compute_s - forward_s)
     predicted = step_of(case, case.spec(), compute=compute, interconnect=observed.interconnect)
     if isinstance(predicted, Absent):

@@ -30,8 +30,6 @@ _WORTH_RATIO = 0.95
 two predictions, not a prediction and a measurement: even if a run is slower than predicted, what shortens the
 prediction shortens the run."""
 
-_Settings = dict[str, str]
-
 
 def with_levers(finding: CostFinding, observed: Observed) -> CostFinding:
     """Return the finding with its levers, the most promising first."""
@@ -63,8 +61,8 @@ def changed(case: Case, settings: Mapping[str, str]) -> Case:
     precision = settings.get(_PRECISION, case.precision)
     if precision != case.precision and WEIGHTS.name in case.options:
         values.setdefault(WEIGHTS.name, WEIGHTS.default)  # Its default depends on the precision.
-    tried = replace(case, options={**case.options, **values}, precision=precision)  # type: ignore[arg-type]
-    return replace(tried, options=case.spec().settled(tried))
+    setup = replace(case, options={**case.options, **values}, precision=precision)  # type: ignore[arg-type]
+    return replace(setup, options=case.spec().settled(setup))
 
 
 def _is_possible(case: Case, settings: Mapping[str, str]) -> bool:
@@ -75,22 +73,22 @@ def _is_possible(case: Case, settings: Mapping[str, str]) -> bool:
     if not settings.keys() <= names & (case.options.keys() | {_PRECISION}):
         return False
     try:
-        tried = changed(case, settings)
+        setup = changed(case, settings)
     except ValueError:
         return False
-    return tried != case and not tried.spec().all_refusals(tried)
+    return setup != case and not setup.spec().all_refusals(setup)
 
 
 def _with_expectation(lever: Remedy, finding: CostFinding, observed: Observed) -> Remedy:
     if not lever.settings or finding.expected is None:
         return lever
-    tried = changed(observed.case, lever.settings)
+    setup = changed(observed.case, lever.settings)
     if finding.kind == "exposed_communication":
-        return replace(lever, expected=exposed_ratio(observed, tried))
-    pipeline, tried_pipeline = observed.case.spec().pipeline(observed.case), tried.spec().pipeline(tried)
-    if finding.kind == "bubble" and pipeline is not None and tried_pipeline is not None:
+        return replace(lever, expected=exposed_ratio(observed, setup))
+    pipeline, new_pipeline = observed.case.spec().pipeline(observed.case), setup.spec().pipeline(setup)
+    if finding.kind == "bubble" and pipeline is not None and new_pipeline is not None:
         # At constant computing, the bubble's time grows with ratio / (1 - ratio).
-        grows = _bubble_for_computing(tried_pipeline) / _bubble_for_computing(pipeline)
+        grows = _bubble_for_computing(new_pipeline) / _bubble_for_computing(pipeline)
         return replace(lever, expected=min(1.0, finding.expected * grows))
     return lever
 

@@ -55,7 +55,7 @@ def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[T
         yield from _wrapped(line, "    ")
     for line in diagnosis.facts:
         yield from _wrapped(line)
-    if rows := [_shown(finding, finding.share) for finding in diagnosis.findings if finding.share is not None]:
+    if rows := [_table_row(finding, finding.share) for finding in diagnosis.findings if finding.share is not None]:
         yield ""
         yield Table(("takes time", "of the step", "predicted", "beyond it"), rows, folds="always")
     explained = [finding for finding in findings if _is_explained(finding, diagnosis)]
@@ -84,7 +84,7 @@ def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[T
         yield f"{ENGINE} is the engine of that run: slurm, ray, or local where all nodes were one machine"
 
 
-def _shown(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
+def _table_row(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
     """Return the finding as a row: its title, its share of the step, the predicted one, and the difference."""
     title = "unattributed" if finding.kind == "unknown" else title_of(finding)
     # An imbalance is certain even if its source is not; a straggler in doubt may be chance.

@@ -38,11 +38,11 @@ def read_dumps(names: Sequence[str], runs_folder: Path, *, ranks: Sequence[int] 
     """
     read: list[tuple[Path, Dump]] = []
     notices = []
-    named = [found for name in names for found in _files(name, runs_folder)]
-    if ranks and len(ranks) != len(named):
-        order = ", ".join(path.name for path, _ in named)
-        raise Misuse(f"--rank is given {len(ranks)} times for {plural(len(named), 'dump')} ({order}); give it for each")
-    for place, (path, is_sure) in enumerate(named):
+    files = [file for name in names for file in _files(name, runs_folder)]
+    if ranks and len(ranks) != len(files):
+        order = ", ".join(path.name for path, _ in files)
+        raise Misuse(f"--rank is given {len(ranks)} times for {plural(len(files), 'dump')} ({order}); give it for each")
+    for place, (path, is_sure) in enumerate(files):
         rank = ranks[place] if ranks else rank_in_name(path.name)
         if rank is None:
             raise Misuse(
@@ -57,7 +57,7 @@ def read_dumps(names: Sequence[str], runs_folder: Path, *, ranks: Sequence[int] 
             notices.append(f"skipped: {reason}")
     if not read:
         raise Misuse(f"none of the {len(notices)} files is a dump of torch's Flight Recorder: {notices[0]}")
-    read.sort(key=lambda found: found[1].rank)
+    read.sort(key=lambda file: file[1].rank)
     for (first, dump), (second, other) in pairwise(read):
         if dump.rank == other.rank:
             raise Misuse(f"{first} and {second} are both of rank {dump.rank}; name the dumps of one job, once each")

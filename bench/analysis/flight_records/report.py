@@ -83,7 +83,7 @@ def _by_call(difference: Difference) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = {}
     for rank, call in difference.entered.items():
         ranks.setdefault(call.words, []).append(rank)
-    return dict(sorted(ranks.items(), key=lambda found: len(found[1])))
+    return dict(sorted(ranks.items(), key=lambda item: len(item[1])))
 
 
 def _rows(difference: Difference) -> Iterator[tuple[str | int | None, ...]]:

@@ -54,8 +54,10 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
     share = parts[about] / step.step.step_s
     if share < DECIDES_FROM:
         share = step.compute_s / step.step.step_s
-        again = ", including recomputation for checkpointing" if rerun_ratio(case) else ""
-        return Decision(about="compute", share=share, words=f"computing is {whole_percent(share)} of the step{again}")
+        recomputation = ", including recomputation for checkpointing" if rerun_ratio(case) else ""
+        return Decision(
+            about="compute", share=share, words=f"computing is {whole_percent(share)} of the step{recomputation}"
+        )
     if about == "communication":
         return Decision(about=about, share=share, words=_communication(step, share))
     if about == "bubble":

@@ -16,9 +16,6 @@ from workloads.cost_models.interconnect import Interconnect, transfer_axis, tran
 from workloads.cost_models.step_time import ComputeTime, StepTime, queue_exposed_s
 from workloads.cost_models.terms import Transfer
 
-NO_LEVEL = "other ranks"
-"""The level of a rank's waits for transfers of other ranks, if it has no transfer itself."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedTransfer:

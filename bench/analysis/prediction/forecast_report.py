@@ -54,12 +54,12 @@ def forecast_page(predicted: Sequence[Predicted], tokens: float | None) -> Itera
     )
     for each in predicted:
         yield ""
-        yield from _one(each, tokens)
+        yield from _forecast_blocks(each, tokens)
     yield ""
     yield "nothing was started, and nothing written"
 
 
-def _one(predicted: Predicted, tokens: float | None) -> Iterator[Block]:
+def _forecast_blocks(predicted: Predicted, tokens: float | None) -> Iterator[Block]:
     forecast = predicted.forecast
     case = forecast.case
     yield f"{case.title}: {case.setting}"
@@ -74,7 +74,7 @@ def _one(predicted: Predicted, tokens: float | None) -> Iterator[Block]:
     yield f"{_verdict(predicted)} (model: {MODELS['memory']})"
     yield ""
     yield from _step(forecast)
-    yield from _whole(forecast, tokens)
+    yield from _totals(forecast, tokens)
     yield ""
     yield from (f"rests on {line}" for line in forecast.rests_on)
     yield from (f"not measured: {line}" for line in forecast.missing)
@@ -114,7 +114,7 @@ def _share(seconds: Range | Absent, step_s: Range) -> str:
     return "-" if isinstance(seconds, Absent) else readable(seconds.value / step_s.value, "ratio")
 
 
-def _whole(forecast: Forecast, tokens: float | None) -> Iterator[str]:
+def _totals(forecast: Forecast, tokens: float | None) -> Iterator[str]:
     rate = forecast.tokens_per_second
     if isinstance(rate, Absent):
         return

@@ -186,11 +186,11 @@ def _scatter(estimates: Sequence[Estimate], probe: str) -> Range:
         value=median(each.median for each in estimates),
         low=min(trials),
         high=max(trials),
-        origin=_counted(len(estimates), sum(len(each.trials) for each in estimates), probe),
+        origin=_range_words(len(estimates), sum(len(each.trials) for each in estimates), probe),
     )
 
 
-def _counted(runs: int, trials: int, what: str) -> str:
+def _range_words(runs: int, trials: int, what: str) -> str:
     return f"range of {plural(trials, 'trial')} in {plural(runs, 'run')} of {what}"
 
 
@@ -224,7 +224,7 @@ def _links(
     runs += [sweep.run for sweep in links.sweeps]
     spread = bandwidth_spread(place, history)
     assert spread is not None, "a sweep gave the links"
-    origin = _counted(spread.runs, spread.trials, "collectives")
+    origin = _range_words(spread.runs, spread.trials, "collectives")
     rests_on.append(
         f"links: {links.basis}; {whole_percent(spread.low)} to {whole_percent(spread.high)} of that, {origin}"
     )

@@ -41,11 +41,11 @@ def nearest_fit(case: Case, machine: PlannedMachine) -> NearestFit | None:
     A setup whose peak no cost model predicts may need more, so it is returned only if no other fits.
     """
     uncertain: NearestFit | None = None
-    for words, tried, on in _tried(case, machine):
-        if sum(least_parts(tried).values()) > on.table.gpu.memory_bytes:
+    for words, setup, on in _setups(case, machine):
+        if sum(least_parts(setup).values()) > on.table.gpu.memory_bytes:
             continue  # Cheaper to compute than the peak.
-        memory = memory_fit(tried, on)
-        candidate = NearestFit(words=words, case=tried, machine=on, memory=memory)
+        memory = memory_fit(setup, on)
+        candidate = NearestFit(words=words, case=setup, machine=on, memory=memory)
         if memory.fits and not memory.is_least:
             return candidate
         if memory.fits:
@@ -53,7 +53,7 @@ def nearest_fit(case: Case, machine: PlannedMachine) -> NearestFit | None:
     return uncertain
 
 
-def _tried(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, PlannedMachine]]:
+def _setups(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, PlannedMachine]]:
     """Yield setups that need less memory in some way, in words and as checked cases."""
     if case.model is None:
         return

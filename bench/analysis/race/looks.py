@@ -171,7 +171,7 @@ def compare(a: Sequence[float], b: Sequence[float], level: float) -> PairLook:
     value = fmean(differences)
     if min(differences) == max(differences):  # Sizes may be exact; times never are.
         return PairLook(value=value, low=value, high=value, error=0.0, is_shown=value != 0)
-    error = in_pairs(a, b, slower=1).error(rounds) * _lasting(differences, value)
+    error = in_pairs(a, b, slower=1).error(rounds) * _widening(differences, value)
     half_width = float(stdtrit(rounds - 1, 1 - level / 2)) * error
     low, high = value - half_width, value + half_width
     is_shown = not low <= 0 <= high and 2 * float(stdtr(rounds - 1, -abs(value) / error)) <= level
@@ -183,7 +183,7 @@ def compare(a: Sequence[float], b: Sequence[float], level: float) -> PairLook:
     return PairLook(value=value, low=low, high=high, error=error, is_shown=is_shown)
 
 
-def _lasting(differences: Sequence[float], centre: float) -> float:
+def _widening(differences: Sequence[float], centre: float) -> float:
     """Return the factor, at least 1, by which noise that lasts from round to round widens the error of the mean.
 
     It is sqrt((1 + r) / (1 - r)) with r, the correlation of neighbouring rounds, as for AR(1) noise. In n rounds, r is
@@ -193,8 +193,8 @@ def _lasting(differences: Sequence[float], centre: float) -> float:
     offsets = [difference - centre for difference in differences]
     together = math.fsum(before * after for before, after in pairwise(offsets))
     correlation = together / math.fsum(offset**2 for offset in offsets) + 1 / len(offsets)
-    kept = min(0.9, max(0.0, correlation))
-    return math.sqrt((1 + kept) / (1 - kept))
+    clipped = min(0.9, max(0.0, correlation))
+    return math.sqrt((1 + clipped) / (1 - clipped))
 
 
 def _oriented(pairs: Mapping[tuple[str, str], PairLook], a: str, b: str) -> PairLook:
@@ -255,7 +255,7 @@ def levels(starters: int) -> Mapping[int, float]:
     import numpy as np
 
     of_pair = (1 - CONFIDENCE) / max(1, starters - 1)
-    found: dict[int, float] = {}
+    level_at: dict[int, float] = {}
     spent, before = 0.0, 0
     # The density of the sum of a pair's differences while no look has ended the race, in standard deviations of one
     # difference.
@@ -274,11 +274,11 @@ def levels(starters: int) -> Mapping[int, float]:
         for _ in range(40):
             middle = (low + high) / 2
             low, high = (middle, high) if beyond(middle) > target - spent else (low, middle)
-        found[look] = math.erfc(high / math.sqrt(2 * look))
+        level_at[look] = math.erfc(high / math.sqrt(2 * look))
         # The density after this look at each grid point, times the width of its cell.
         points = np.linspace(-high, high, _GRID)
         steps = np.exp(-((points[:, None] - sums[None, :]) ** 2) / (2 * rounds)) / (deviation * math.sqrt(2 * math.pi))
         density = steps @ density * (points[1] - points[0])
         density[[0, -1]] /= 2
         sums, spent, before = points, target, look
-    return found
+    return level_at

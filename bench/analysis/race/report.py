@@ -119,7 +119,7 @@ def _in_order(end: RaceEnd) -> list[CaseResult]:
     return sorted(cases, key=lambda case: (case.outcome in ("failed", "timed_out"), means[case.name]))
 
 
-def _predicted(raced: RaceCase, objective: Objective) -> str:
+def _predicted_cell(raced: RaceCase, objective: Objective) -> str:
     if raced.predicted is None:
         return "-"
     return digits(raced.predicted) if objective == "throughput" else readable(raced.predicted, "bytes")
@@ -134,7 +134,7 @@ def _row(case: CaseResult, raced: RaceCase, most: float, end: RaceEnd) -> Sequen
         "#" * max(1, length),
         figure(rate),
         figure(_memory(case.summary)),
-        _predicted(raced, end.objective),
+        _predicted_cell(raced, end.objective),
         str(case.summary.trials_done),
         case.words,
         raced.limit or "-",

@@ -224,8 +224,8 @@ def read_sides(
     """
     files = {side: find_files(names, runs_folder, store_url) for side, names in named.items()}
     paths = [path for side_files in files.values() for path in side_files.paths]
-    if twice := next((path for path in paths if path.is_fifo() and paths.count(path) > 1), None):
-        raise Misuse(f"{twice} is a pipe, which can be read only once, but is named twice; write it to a file first")
+    if repeated := next((path for path in paths if path.is_fifo() and paths.count(path) > 1), None):
+        raise Misuse(f"{repeated} is a pipe, which can be read only once, but is named twice; write it to a file first")
     read = iter(read_traces(paths))
     sides: list[TraceSet] = []
     for name, side_files in files.items():
@@ -365,5 +365,5 @@ def _missing(traces: Sequence[RankTrace], ranks: int | None) -> list[str]:
         return []
     # A trace may claim a world of very many ranks, so only the first missing ranks are named.
     first = islice((rank for rank in range(size) if rank not in traced_ranks), RANKS_NAMED)
-    named = ", ".join(map(str, first)) + (", ..." if missing > RANKS_NAMED else "")
-    return [f"{missing} of {size} ranks have no trace ({named}): waiting between ranks is known only for the others"]
+    numbers = ", ".join(map(str, first)) + (", ..." if missing > RANKS_NAMED else "")
+    return [f"{missing} of {size} ranks have no trace ({numbers}): waiting between ranks is known only for the others"]

@@ -127,7 +127,7 @@ def blocks(table: AnalysisTable, console: Console, *, limit: int) -> Iterator[Bl
     is_empty = not table.rows and not table.notes
     yield Text(f"{table.title}: nothing" if is_empty else table.title, style="bold")
     if table.rows:
-        yield _drawn(table, console, limit)
+        yield _console_table(table, console, limit)
     yield from merge_ranks(table.notes)
     if len(table.rows) > limit:
         yield f"{len(table.rows) - limit} more rows; --limit {len(table.rows)} shows them"
@@ -148,7 +148,7 @@ def shortens(table: AnalysisTable, console: Console, *, limit: int) -> bool:
     )
 
 
-def _drawn(table: AnalysisTable, console: Console, limit: int) -> Table:
+def _console_table(table: AnalysisTable, console: Console, limit: int) -> Table:
     rows = table.rows[:limit]
     letters = _name_width(console)
     columns, headings, words = [], [], set()

@@ -175,10 +175,10 @@ def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> t
         )
         return Late(verdict="unsure", reason=reason), None
     spent_ns = _phases_of_delay(analysis, judged, arrivals, phases)
-    return _named(judged, spent_ns, cost_ratio, sum(delays_ns) / max(1, lateness.delays_ns.shape[0])), judged.cause
+    return _late(judged, spent_ns, cost_ratio, sum(delays_ns) / max(1, lateness.delays_ns.shape[0])), judged.cause
 
 
-def _named(judged: Straggler, spent_ns: Mapping[str, int], cost_ratio: float, late_ns: float) -> Late:
+def _late(judged: Straggler, spent_ns: Mapping[str, int], cost_ratio: float, late_ns: float) -> Late:
     phase = max(spent_ns, key=lambda name: spent_ns[name], default=None)
     share = 0.0 if phase is None else spent_ns[phase] / judged.delay_ns
     if share < PHASE_RATIO:

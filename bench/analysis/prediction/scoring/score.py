@@ -346,11 +346,11 @@ def kendall(first: Sequence[float], second: Sequence[float]) -> float | Absent:
     agreeing = untied_first = untied_second = 0
     for place in range(len(first)):
         for other in range(place):
-            one = _sign(first[place] - first[other])
-            two = _sign(second[place] - second[other])
-            agreeing += one * two
-            untied_first += abs(one)
-            untied_second += abs(two)
+            first_sign = _sign(first[place] - first[other])
+            second_sign = _sign(second[place] - second[other])
+            agreeing += first_sign * second_sign
+            untied_first += abs(first_sign)
+            untied_second += abs(second_sign)
     if not untied_first or not untied_second:
         return Absent(reason=f"all {len(first)} cases are {'predicted' if not untied_first else 'measured'} alike")
     return agreeing / math.sqrt(untied_first * untied_second)
