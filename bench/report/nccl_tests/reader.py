@@ -221,7 +221,7 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
     notes: Counter[str] = Counter()
     rows = [row for each in file.results if (row := _row(each, source, notes)) is not None]
     if not rows:
-        reasons = "; ".join(_counted(notes)) or "its list is empty"
+        reasons = "; ".join(_row_counts(notes)) or "its list is empty"
         raise Misuse(f'{source}: "results" holds no figure: {reasons}; run nccl-tests on larger sizes')
     # An unchecked result counts as correct if no other check found an error.
     wrong_checks = file.out_of_bounds.count if file.out_of_bounds is not None else 0
@@ -241,7 +241,7 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
         hosts=_once([device.hostname for device in devices]),
         devices=_once([device.device_info for device in devices]),
         rows=tuple(rows),
-        notes=(*_counted(notes), *_doubts(file, wrong_checks)),
+        notes=(*_row_counts(notes), *_doubts(file, wrong_checks)),
     )
 
 
@@ -322,7 +322,7 @@ def _version_text(code: int | None) -> str | None:
     return f"{major}.{minor}.{code % 100}"
 
 
-def _counted(notes: Counter[str]) -> list[str]:
+def _row_counts(notes: Counter[str]) -> list[str]:
     return [f"{count} row{'s' if count > 1 else ''} {reason}" for reason, count in notes.items()]
 
 

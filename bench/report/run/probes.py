@@ -124,9 +124,9 @@ def _collectives(summary: Summary, times: Mapping[Labels, Estimate], *, is_textb
         columns["algbw (GB/s)"] = lambda labels: in_units(algorithm_rates.get(labels), _GIGABYTE)
     columns["busbw (GB/s)"] = lambda labels: in_units(bus_rates.get(labels), _GIGABYTE)
     if is_textbook:
-        columns["rounds"] = lambda labels: _counted(rounds, labels)
-        columns["peak at a node (B)"] = lambda labels: _counted(peaks, labels)
-        columns["all nodes (B)"] = lambda labels: _counted(totals, labels)
+        columns["rounds"] = lambda labels: _count_cell(rounds, labels)
+        columns["peak at a node (B)"] = lambda labels: _count_cell(peaks, labels)
+        columns["all nodes (B)"] = lambda labels: _count_cell(totals, labels)
         columns["all nodes (GB/s)"] = total_rate
     if with_host:
         columns["with host (us)"] = lambda labels: in_units(with_host.get(labels), _MICROSECOND)
@@ -139,7 +139,7 @@ def _collectives(summary: Summary, times: Mapping[Labels, Estimate], *, is_textb
     return Table(list(columns), [[cell(labels) for cell in columns.values()] for labels in times], words=words, keys=2)
 
 
-def _counted(estimates: Mapping[Labels, Estimate], labels: Labels) -> str:
+def _count_cell(estimates: Mapping[Labels, Estimate], labels: Labels) -> str:
     """Return the counted figure, followed by the predicted one if it differs."""
     counted, predicted = estimates.get((*labels, "counted")), estimates.get((*labels, "expected"))
     if counted is None:

@@ -34,7 +34,7 @@ def tried_refusals(spec: StrategySpec) -> list[str]:
     The shape is `tiny`; nothing is started. Not covered: refusals of three options together.
     """
     refusals: dict[str, str] = {}
-    for case in _tried(spec):
+    for case in _tried_cases(spec):
         for reason in spec.all_refusals(case):
             refusals.setdefault(_VALUES.sub("", reason.partition(";")[0]), reason)
     return list(refusals.values())
@@ -65,14 +65,14 @@ def default_case(spec: StrategySpec) -> Case:
 def example(spec: StrategySpec) -> str:
     """Return a command line that runs the strategy, with the first options of its parity test."""
     case = default_case(spec)
-    chosen = next((variant for variant in spec.parity.variants if variant), {})
-    if spec.all_refusals(replace(case, options={**case.options, **chosen})):
-        chosen = {}
-    words = [f"--option {name}={written(value)}" for name, value in chosen.items()]
+    options = next((variant for variant in spec.parity.variants if variant), {})
+    if spec.all_refusals(replace(case, options={**case.options, **options})):
+        options = {}
+    words = [f"--option {name}={written(value)}" for name, value in options.items()]
     return " ".join([f"observatory run {spec.name} --ranks {case.ranks}", *words])
 
 
-def _tried(spec: StrategySpec) -> Iterator[Case]:
+def _tried_cases(spec: StrategySpec) -> Iterator[Case]:
     base = default_case(spec)
     settings = [(option.name, value) for option in spec.options for value in _other_values(option)]
     for place in _PLACES:

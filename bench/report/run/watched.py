@@ -71,7 +71,9 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
     watched = summary.watched
     assert watched is not None, "the caller asks for a watched run's blocks"
     rows = [("ranks", str(summary.case.ranks)), ("nodes", str(summary.case.nodes))]
-    rows += [(title, figure(each)) for title, metric, labels in _FIGURES if (each := _one(summary, metric, labels))]
+    rows += [
+        (title, figure(each)) for title, metric, labels in _FIGURES if (each := _estimate(summary, metric, labels))
+    ]
     yield Table(("", watched.name), rows, unbroken=(0,))
     ranks = sorted(watched.ranks, key=lambda rank: -(rank.step_s or 0.0))
     shown = sorted(ranks if has_details else ranks[:MOST_RANKS], key=lambda rank: rank.rank)
@@ -145,7 +147,7 @@ def window_lines(window: TracedWindow) -> Iterator[str]:
         yield f"  left out: {note}"
 
 
-def _one(summary: Summary, metric: Metric, labels: dict[str, str]) -> Estimate | None:
+def _estimate(summary: Summary, metric: Metric, labels: dict[str, str]) -> Estimate | None:
     return next((each for each in of_metric(summary.estimates, metric) if each.labels == labels), None)
 
 
@@ -198,13 +200,13 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
     for rank in watched.ranks:
         if rank.rank in named:
             yield f"rank {rank.rank} runs on {rank.host or 'a host without a name'}, device {rank.device}"
-    step = _one(summary, results.RUN_STEP_SECONDS, {})
+    step = _estimate(summary, results.RUN_STEP_SECONDS, {})
     if step is not None:
         for name, metric, labels in (
             ("data", results.RUN_PHASE_SECONDS, {"phase": "data"}),
             ("data, by the host", results.RUN_DATA_WAIT_SECONDS, {}),
         ):
-            if (wait := _one(summary, metric, labels)) is not None:
+            if (wait := _estimate(summary, metric, labels)) is not None:
                 share = 100 * wait.median / step.median
                 yield f"the rank that waits most for {name} waits {share:.1f} % of the median step"
     yield ""
