@@ -119,7 +119,7 @@ def command(
             is_whole = has_details or format_name != "table"
             has_traces = format_name in ("table", "json")
             checks = [
-                _explained(history, check, runs_folder, is_whole=is_whole, has_traces=has_traces) for check in checks
+                _explain(history, check, runs_folder, is_whole=is_whole, has_traces=has_traces) for check in checks
             ]
         if format_name in ("table", "json", "markdown"):
             checks = [with_visible(history, check) for check in checks]
@@ -130,9 +130,7 @@ def command(
     return exit_code(checks)
 
 
-def _explained(
-    history: History, check: SuiteCheck, runs_folder: Path, *, is_whole: bool, has_traces: bool
-) -> SuiteCheck:
+def _explain(history: History, check: SuiteCheck, runs_folder: Path, *, is_whole: bool, has_traces: bool) -> SuiteCheck:
     """Return the check with the causes of worse figures."""
     from bench.gate.causes import explain
 
@@ -172,9 +170,9 @@ def _accept(
     for suite in suites:  # The level is the one after the newest night.
         check_suite(history, suite, history.suite_runs(MOST_RUNS, suite), since_ns=None, now_ns=now_ns)
         known |= load_states(history, suite)
-    having = sorted({key.suite for key in known if key.case == case})
-    if len(having) > 1:
-        raise Misuse(f'case "{case}" is in {" and ".join(having)}; choose one with --suite')
+    owners = sorted({key.suite for key in known if key.case == case})
+    if len(owners) > 1:
+        raise Misuse(f'case "{case}" is in {" and ".join(owners)}; choose one with --suite')
     levels, after = accept(
         known.values(), case=case, metric=metric, is_named=is_named, who=_who(), because=because, now_ns=now_ns
     )
@@ -187,7 +185,7 @@ def _accept(
     notes = [f"the present level of {plural(len(levels), 'figure')}{of} is accepted"] if levels else []
     if ended := len(after) - len(levels):
         notes.append(f"open verdicts on {plural(ended, 'figure')} that the last night did not measure are closed")
-    say(f"{case} of suite {having[0]}: {'; '.join(notes)}")
+    say(f"{case} of suite {owners[0]}: {'; '.join(notes)}")
 
 
 def _who() -> str:

@@ -138,18 +138,18 @@ def _mode(parameters: dict[str, Any], options: dict[str, str]) -> str:
     Raises:
         Misuse: it has none of these forms, or an option belongs to another form.
     """
-    named = [name for name in ("a", "b") if parameters[name] is not None]
+    sides = [name for name in ("a", "b") if parameters[name] is not None]
     if parameters["strategy"] is not None and parameters["suite_name"] is not None:
         raise Misuse("--ab and --aa exclude each other; use one of them")
     mode = "ab" if parameters["strategy"] is not None else "aa" if parameters["suite_name"] is not None else "look"
-    if mode == "look" and len(named) < 2:
+    if mode == "look" and len(sides) < 2:
         raise Misuse(
             "a comparison has two sides: `observatory compare A B` compares two runs, suite runs or commits"
             " (`observatory"
             " show` lists runs), --ab STRATEGY measures two sides now, and --aa SUITE one side twice"
         )
-    if mode != "look" and named:
-        raise Misuse(f"--{mode} measures now, and takes no A and B from the history; leave {parameters[named[0]]} out")
+    if mode != "look" and sides:
+        raise Misuse(f"--{mode} measures now, and takes no A and B from the history; leave {parameters[sides[0]]} out")
     foreign = {
         "look": (*_OF_AB, *_OF_AA),
         "ab": _OF_AA,

@@ -179,7 +179,7 @@ def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> It
         yield f"also {plural(len(plan.leftovers), 'folder')} that an earlier prune left half deleted"
     freed, rest = (readable(sum(each.size_bytes for each in folders), "bytes") for folders in (deleted, plan.kept))
     verb = "would be deleted" if is_dry_run else "deleted"
-    yield f"{_counted(deleted)} {verb}, {freed}; {_counted(plan.kept)} left, {rest}"
+    yield f"{_counts(deleted)} {verb}, {freed}; {_counts(plan.kept)} left, {rest}"
 
 
 def _day(folder: Folder) -> str:
@@ -188,7 +188,7 @@ def _day(folder: Folder) -> str:
     return f"{datetime.fromtimestamp(folder.ended_ns / 1e9, tz=UTC):%Y-%m-%d}"
 
 
-def _counted(folders: Sequence[Folder]) -> str:
+def _counts(folders: Sequence[Folder]) -> str:
     """Return the numbers of runs and suite runs: `3 runs, 1 suite run`."""
     counted = Counter(folder.kind for folder in folders)
     return ", ".join(plural(number, kind) for kind, number in counted.items()) or "nothing"

@@ -34,7 +34,7 @@ def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) 
         write(
             options.format_name,
             _page_on(cases, machine),
-            lambda: [_document_on(case, machine) for case in cases],
+            lambda: [{**_document(case), "on": fit_document(fit(case, machine))} for case in cases],
             ({"strategy": case.strategy} | figures(fit(case, machine)) for case in cases),
             ("strategy", *FIGURES),
             console,
@@ -164,10 +164,6 @@ def _step_lines(case: Case) -> Iterator[str]:
             f"a step's {transfer.collective} over {transfer.axis}: {readable(transfer.payload_bytes, 'bytes')},"
             f" {plural(transfer.calls, 'call')}"
         )
-
-
-def _document_on(case: Case, machine: PlannedMachine) -> dict[str, object]:
-    return {**_document(case), "on": fit_document(fit(case, machine))}
 
 
 def _document(case: Case) -> dict[str, object]:

@@ -148,7 +148,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         if machine is None
         else node_on(machine)
     )
-    measured: list[Case] = []
+    checked_cases: list[Case] = []
     crowds: list[str] = []
     for count in counts:
         try:
@@ -158,12 +158,12 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
             crowds += check_room(case, node, read_memory(node.gpus.gpus) if is_here else ())
         except Misuse as error:
             raise Misuse(f"--ranks {count}: {error}" if is_curve else str(error)) from None
-        measured.append(case)
-    case = measured[-1]
+        checked_cases.append(case)
+    case = checked_cases[-1]
 
     # In addition to the case: faults, and a baseline in turn with it; or a check's cases, which replace it.
     check_limit(options.limit_s)
-    cases = _with_faults(measured, options.fault_text)
+    cases = _with_faults(checked_cases, options.fault_text)
     if options.with_timeline:
         require_stages(case)
     if options.with_baseline is not None:

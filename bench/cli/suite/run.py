@@ -232,7 +232,7 @@ def run(
         result, not_judged = read_result(folder), None
         print_suite(result, format_name)
         if is_gated and not end.is_interrupted:
-            lines, not_judged = _judged(suite.name, session.store)
+            lines, not_judged = _judge(suite.name, session.store)
             for line in lines:
                 progress.tell(line)
     for failure in (end.failure, *end.reruns.failed, end.reruns.failure, not_judged):
@@ -262,7 +262,7 @@ def _pair_trees(runner: SuiteRunner, left_s: float | None, *, repository: Path |
     ).run(left_s)
 
 
-def _judged(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
+def _judge(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
     """Judge the night; return the gate's lines and how to see more, or why an earlier night prevents it.
 
     Without a store, nothing is judged.

@@ -33,7 +33,7 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
     from bench.analysis.scaling.curves import curves_of, not_measured
     from bench.analysis.scaling.report import print_scaling
 
-    result = whole(_chosen(name, suite_runs(runs_folder, store_url)), store_url)
+    result = whole(_choose(name, suite_runs(runs_folder, store_url)), store_url)
     curves = curves_of(result.cases)
     if not curves:
         failed = not_measured(result.cases)
@@ -47,7 +47,7 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
     print_scaling(result.id, curves, format_name)
 
 
-def _chosen(name: str | None, results: list[SuiteResult]) -> SuiteResult:
+def _choose(name: str | None, results: list[SuiteResult]) -> SuiteResult:
     """Return the newest suite run, the newest of the named suite, or the one whose id has this prefix.
 
     Raises:
