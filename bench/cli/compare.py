@@ -109,10 +109,10 @@ _DIFFERENCES_SHOWN = 6
 def command(**parameters: Any) -> int:
     """Compare two runs, suites or commits, and separate changes from noise.
 
-    A and B are runs, suite runs or commits in the history; the beginning of a name is enough. Watched runs go by NAME,
-    the newest, or NAME@2026-11-20, the newest by that day. --ab measures both sides
-    now, in turn, which is the fairest way on a noisy machine. --aa measures one side twice, which shows how much equal
-    measurements differ, and how many trials a change needs. A regression does not change the exit code.
+    A and B are runs, suite runs or commits in the history; the beginning of a name is enough. For a watched program,
+    NAME means its newest run, and NAME@2026-11-20 the newest as of that day. --ab measures both sides now, in turn,
+    which is the fairest way on a noisy machine. --aa measures one side twice, which shows how much equal measurements
+    differ, and how many trials a change needs. A regression does not change the exit code.
 
     \b
     Example:

@@ -85,8 +85,8 @@ def command(
 ) -> None:
     """List runs, or show one run in full.
 
-    RUN is the beginning of a run's name, the path of a run's folder, or the NAME of a watched run: its newest, or with
-    NAME@2026-11-20 the newest by then.
+    RUN is the beginning of a run's name, the path of a run's folder, or the name of a watched program: NAME for its
+    newest run, NAME@2026-11-20 for the newest as of that day.
 
     \b
     Example:

@@ -82,7 +82,7 @@ def find_side(text: str, history: History) -> Side:
     """Return the side that this text names.
 
     It is, in this order: a run's folder; the full id of a run or suite run; a unique prefix of a run, suite run or
-    commit; the name of a watched program, for its newest run, or NAME@DAY, for the newest until that day.
+    commit; the name of a watched program, for its newest run, or NAME@DAY, for the newest as of that day.
 
     Raises:
         Misuse: nothing or several things have this name, or the run has no complete trial.

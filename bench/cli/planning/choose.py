@@ -129,9 +129,9 @@ def command(
 ) -> int:
     """Choose the strategy and setup that train a model best.
 
-    Compares every strategy, or those named, over their meshes and main options, as the cost models predict. With --on,
-    for a machine that is not here. Otherwise the best predicted setups, and single, ddp and fsdp, are then measured in
-    turn on this machine until one of them is shown to be the best.
+    Compares every strategy, or the named ones, over meshes and main options, by the predictions of cost models. With
+    --on, it plans for another machine. Otherwise it then measures the best predicted setups, and single, ddp and fsdp,
+    in turn on this machine until one of them is shown to be the best.
 
     \b
     Example:

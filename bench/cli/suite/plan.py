@@ -77,8 +77,8 @@ def plan(
 
     Also shows why some cases cannot run here, and warns if checkpoints do not fit on the disk of --runs. Durations come
     from the history. The command starts nothing and writes nothing; with --engine slurm, it asks Slurm what its nodes
-    have; with --on, it predicts what each case holds and takes on a machine that is not here. NAME is a shipped suite:
-    collectives, levers, nightly, scaling, single_node or smoke.
+    have; with --on, it predicts memory and step of each case on another machine. NAME is a shipped suite: collectives,
+    levers, nightly, scaling, single_node or smoke.
 
     \b
     Example:
