@@ -1,4 +1,4 @@
-"""`observatory analyse`: one subcommand for each analysis of traces, a run's own or those of any torch.profiler."""
+"""`observatory analyse`: a subcommand for each analysis of traces, from a run or from any use of torch.profiler."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ NAMES = (*(analysis.name for analysis in ANALYSES), *_OTHERS)
 
 
 class _Analyses(click.Group):
-    """A group with a command for each entry of `bench.analysis.traces.analyses`, and those in `_OTHERS`."""
+    """A group with a command for each entry of `bench.analysis.traces.analyses` and of `_OTHERS`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(NAMES)

@@ -1,4 +1,4 @@
-"""`observatory check`: the gate; what got slower since the nights before, and what is missing."""
+"""`observatory check`: the gate, which reports what became worse since earlier nights, and what is missing."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def command(
     if accepted is None and (because is not None or metric is not None):
         raise Misuse("--because and --metric belong to --accept CASE; name the case, or leave them out")
     if accepted is not None and because is None:
-        raise Misuse(f'--accept {accepted} needs a reason, which is kept with it: --because "..."')
+        raise Misuse(f'--accept {accepted} needs a reason, which is stored with it: --because "..."')
     if accepted is not None:
         _refuse_with_accept("since", "format_name", "has_details", "runs_folder")
     if since is not None and format_name not in ("table", "json"):
         raise Misuse(f"--since shows earlier nights as table or json; --format {format_name} shows only the newest one")
     try:
-        with History(store_url, writable=False):  # Without a history there is nothing to judge, and none is made.
+        with History(store_url, writable=False):  # Without a history there is nothing to judge; do not create one.
             pass
     except NoStoreYet:
         raise Misuse("no suite has run yet; `observatory suite run smoke` runs one") from None
@@ -88,7 +88,7 @@ def command(
         reason: InfrastructureFailed | None = None
         try:
             history = stack.enter_context(History(store_url))
-        except InfrastructureFailed as error:  # Who may only read sees what is judged already.
+        except InfrastructureFailed as error:  # A user who may only read sees earlier judgements.
             if accepted is not None:
                 raise
             reason, history = error, stack.enter_context(History(store_url, writable=False))
@@ -113,13 +113,13 @@ def command(
             judged = None if check.night is None else check.night.id
             if reason is not None and judged != of_suite[check.suite][0].id:
                 nights = "no night is judged yet" if judged is None else f"nights after {judged} are not judged"
-                say(f"suite {check.suite}: {nights}, which takes a store that can be written: {reason}")
+                say(f"suite {check.suite}: {nights}, because that needs a writable store: {reason}")
         if format_name != "benchmark":
-            # Of all cases but in a table that leaves some out; traces take long to read, and few forms have them.
+            # The table explains only the cases that it shows; traces take long to read, and few formats contain them.
             is_whole = has_details or format_name != "table"
             has_traces = format_name in ("table", "json")
             checks = [
-                _explained(history, check, runs_folder, is_whole=is_whole, has_traces=has_traces) for check in checks
+                _explain(history, check, runs_folder, is_whole=is_whole, has_traces=has_traces) for check in checks
             ]
         if format_name in ("table", "json", "markdown"):
             checks = [with_visible(history, check) for check in checks]
@@ -130,10 +130,8 @@ def command(
     return exit_code(checks)
 
 
-def _explained(
-    history: History, check: SuiteCheck, runs_folder: Path, *, is_whole: bool, has_traces: bool
-) -> SuiteCheck:
-    """Return the check with the causes of what is worse."""
+def _explain(history: History, check: SuiteCheck, runs_folder: Path, *, is_whole: bool, has_traces: bool) -> SuiteCheck:
+    """Return the check with the causes of worse figures."""
     from bench.gate.causes import explain
 
     causes = explain(history, check.verdicts, check.groups, runs_folder, is_whole=is_whole, has_traces=has_traces)
@@ -149,7 +147,7 @@ def _with_regimes(history: History, check: SuiteCheck) -> SuiteCheck:
 
 
 def _refuse_with_accept(*names: str) -> None:
-    """Refuse options that say how a result is shown, which accepting has none of."""
+    """Refuse output options, because --accept prints no result."""
     context = click.get_current_context()
     options = {"format_name": "format", "has_details": "details", "runs_folder": "runs"}
     for name in names:
@@ -169,12 +167,12 @@ def _accept(
     if not because.strip() or not because.isprintable() or len(because) > LONGEST_REASON:
         raise Misuse(f"--because takes a line of up to {LONGEST_REASON} printable characters")
     known: dict[SeriesKey, KnownSeries] = {}
-    for suite in suites:  # The level is that after the newest night.
+    for suite in suites:  # The level is the one after the newest night.
         check_suite(history, suite, history.suite_runs(MOST_RUNS, suite), since_ns=None, now_ns=now_ns)
         known |= load_states(history, suite)
-    having = sorted({key.suite for key in known if key.case == case})
-    if len(having) > 1:
-        raise Misuse(f'case "{case}" is in {" and ".join(having)}; choose one with --suite')
+    owners = sorted({key.suite for key in known if key.case == case})
+    if len(owners) > 1:
+        raise Misuse(f'case "{case}" is in {" and ".join(owners)}; choose one with --suite')
     levels, after = accept(
         known.values(), case=case, metric=metric, is_named=is_named, who=_who(), because=because, now_ns=now_ns
     )
@@ -187,13 +185,13 @@ def _accept(
     notes = [f"the present level of {plural(len(levels), 'figure')}{of} is accepted"] if levels else []
     if ended := len(after) - len(levels):
         notes.append(f"open verdicts on {plural(ended, 'figure')} that the last night did not measure are closed")
-    say(f"{case} of suite {having[0]}: {'; '.join(notes)}")
+    say(f"{case} of suite {owners[0]}: {'; '.join(notes)}")
 
 
 def _who() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # No name for this user number, as in some containers.
+    except (KeyError, OSError):  # This user number has no name, for example in a container.
         return "unknown"
 
 
@@ -212,7 +210,7 @@ def _print(checks: list[SuiteCheck], format_name: str, *, has_details: bool) -> 
 
 
 def exit_code(checks: list[SuiteCheck]) -> int:
-    """Return the exit code: a regression before what is missing or failed."""
+    """Return the exit code; a regression takes precedence over missing or failed cases."""
     from bench.errors import CASE_FAILED, FINE, REGRESSION
 
     if any(check.is_regression for check in checks):

@@ -1,4 +1,4 @@
-"""`observatory compare`: two sides of the history, two sides measured now, or one side twice for its noise."""
+"""`observatory compare`: compares two sides of the history, measures two sides now, or one side twice for its noise."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ _DIFFERENCES_SHOWN = 6
 def command(**parameters: Any) -> int:
     """Compare two runs, suites or commits, and separate changes from noise.
 
-    A and B are runs, suite runs or commits in the history; the beginning of a name is enough. Watched runs go by NAME,
-    the newest, or NAME@2026-11-20, the newest by that day. --ab measures both sides
-    now, in turn, which is the fairest way on a noisy machine. --aa measures one side twice, which shows how much equal
-    measurements differ, and how many trials a change needs. A regression does not change the exit code.
+    A and B are runs, suite runs or commits in the history; the beginning of a name is enough. For a watched program,
+    NAME means its newest run, and NAME@2026-11-20 the newest as of that day. --ab measures both sides now, in turn,
+    which is the fairest way on a noisy machine. --aa measures one side twice, which shows how much equal measurements
+    differ, and how many trials a change needs. A regression does not change the exit code.
 
     \b
     Example:
@@ -133,23 +133,23 @@ def command(**parameters: Any) -> int:
 
 
 def _mode(parameters: dict[str, Any], options: dict[str, str]) -> str:
-    """Return which of the three forms of the command this is.
+    """Return the form of the command: "look", "ab" or "aa".
 
     Raises:
-        Misuse: it is none, or something of another form is given.
+        Misuse: it has none of these forms, or an option belongs to another form.
     """
-    named = [name for name in ("a", "b") if parameters[name] is not None]
+    sides = [name for name in ("a", "b") if parameters[name] is not None]
     if parameters["strategy"] is not None and parameters["suite_name"] is not None:
         raise Misuse("--ab and --aa exclude each other; use one of them")
     mode = "ab" if parameters["strategy"] is not None else "aa" if parameters["suite_name"] is not None else "look"
-    if mode == "look" and len(named) < 2:
+    if mode == "look" and len(sides) < 2:
         raise Misuse(
             "a comparison has two sides: `observatory compare A B` compares two runs, suite runs or commits"
             " (`observatory"
             " show` lists runs), --ab STRATEGY measures two sides now, and --aa SUITE one side twice"
         )
-    if mode != "look" and named:
-        raise Misuse(f"--{mode} measures now, and takes no A and B from the history; leave {parameters[named[0]]} out")
+    if mode != "look" and sides:
+        raise Misuse(f"--{mode} measures now, and takes no A and B from the history; leave {parameters[sides[0]]} out")
     foreign = {
         "look": (*_OF_AB, *_OF_AA),
         "ab": _OF_AA,
@@ -166,7 +166,7 @@ def _mode(parameters: dict[str, Any], options: dict[str, str]) -> str:
     return mode
 
 
-# Two sides of the history.
+# Two sides of the history
 
 
 def _look(parameters: dict[str, Any]) -> int:
@@ -194,11 +194,11 @@ def _look(parameters: dict[str, Any]) -> int:
 
 
 def _without_store(text: str, runs: Path, error: InfrastructureFailed) -> Side:
-    """Return the run whose folder is named so, where the store cannot be read, which is the error.
+    """Return the run in this folder. error: why the store cannot be read.
 
     Raises:
-        Misuse: there is no such folder, and no store yet.
-        InfrastructureFailed: there is no such folder.
+        Misuse: there is neither such a folder nor a store.
+        InfrastructureFailed: there is no such folder, and the store cannot be read.
     """
     from bench.analysis.compare.sides import side_of_folder
     from bench.store.history import NoStoreYet
@@ -220,9 +220,9 @@ def comparison_of(
     missing: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Comparison:
-    """Return the differences between the runs of each pair, judged together.
+    """Compare the runs of each pair, and judge all differences together.
 
-    earlier: other runs of the series of a run, by the run's id.
+    earlier: other runs of a run's series, by the run's id.
     """
     from bench.analysis.compare.report import Compared, Comparison
     from bench.analysis.compare.sides import arithmetic, arithmetic_note
@@ -258,7 +258,7 @@ def comparison_of(
 
 
 def machine_lines(pairs: Sequence[Pair], history: History | None) -> tuple[str, ...]:
-    """Return a line with the differences between the machines and programs of the runs; nothing if all are alike.
+    """Return a line with the differences between the machines and programs of the runs; empty if there are none.
 
     history: None if it cannot be read.
     """
@@ -282,11 +282,11 @@ def machine_lines(pairs: Sequence[Pair], history: History | None) -> tuple[str, 
     return (f"the machine or the program also differs: {'; '.join(lines[:_DIFFERENCES_SHOWN])}{more}",)
 
 
-# Measured now.
+# Measuring now
 
 
 def _check(parameters: dict[str, Any]) -> None:
-    """Refuse, before anything starts, a limit that is no time and a folder of runs that cannot be used."""
+    """Before anything starts, refuse an invalid limit or folder of runs."""
     from bench.session.case_args import check_limit
     from bench.store.run_dir import check_place
 
@@ -322,7 +322,7 @@ def _measure_sides(parameters: dict[str, Any]) -> int:
     if not parameters["quiet"]:
         for line in dict.fromkeys(line for side in sides for line in side.crowds):
             say(line)
-    interrupt_in_order()  # A commit that is checked out is removed also after SIGTERM.
+    interrupt_in_order()  # So that a checked-out commit is also removed after SIGTERM.
     with checked_out(sides, requests), _open_session(parameters) as session:
         runs = measure_sides(sides, session, parameters["limit_s"], is_drawn=False if parameters["quiet"] else None)
     a, b = runs.summaries
@@ -383,7 +383,7 @@ def _measure_twice(parameters: dict[str, Any]) -> int:
 
 
 def _end(blocks: Sequence[PersistedRuns]) -> int:
-    """Print what failed; return the exit code, which no change of a figure determines."""
+    """Print failures and return the exit code, which does not depend on the compared figures."""
     from bench.report.run.summary import cause_lines
     from bench.session.session import exit_code
 

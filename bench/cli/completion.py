@@ -1,4 +1,4 @@
-"""Shell completion of strategies, their options, runs and traces, and `observatory completion`, its script.
+"""Shell completion of strategies, options, runs and traces; `observatory completion` prints its script.
 
 Loads no torch and writes nothing.
 """
@@ -23,18 +23,18 @@ from bench.errors import InfrastructureFailed, Misuse
 
 PROGRAM = "observatory"
 COMPLETION_VARIABLE = "_OBSERVATORY_COMPLETE"
-"""Variable set by the shell that wants a word completed."""
+"""The variable that a shell sets to have a word completed."""
 SHELLS = ("bash", "zsh", "fish")
 
 _PLAIN = "COMPREPLY+=($value)"
 _UNFINISHED = """COMPREPLY+=($value)
             [[ $value == *= ]] && compopt -o nospace 2> /dev/null"""
 RUNS_OFFERED = 50
-"""How many runs of the history are offered, the newest first."""
+"""Number of newest runs to offer."""
 
 
 def complete_strategy(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the strategies and probes whose names begin so, each with its summary."""
+    """Return the strategies and probes with this prefix, each with its summary."""
     from workloads.registry import SPECS
 
     return [
@@ -45,11 +45,11 @@ def complete_strategy(context: click.Context, parameter: click.Parameter, incomp
 
 
 def complete_option(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return `NAME=` for each option of the strategy on the command line; behind the `=`, the values it may have."""
+    """Return `NAME=` for each option of the strategy on the command line, or after the `=`, its allowed values."""
     from bench.case import known_options
 
     name, equals, value = incomplete.partition("=")
-    words = [context.params.get("strategy"), *context.args]  # Click parses nothing while an option lacks its value.
+    words = [context.params.get("strategy"), *context.args]  # Click has parsed nothing while an option lacks its value.
     options = next((known for word in words if (known := known_options(str(word)))), ())
     if not equals:
         return [
@@ -65,7 +65,7 @@ def complete_option(context: click.Context, parameter: click.Parameter, incomple
 
 
 def complete_suite(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the shipped suites whose names begin so; files where none does."""
+    """Return the shipped suites with this prefix; files if there are none."""
     from bench.suite.form.document import shipped_suites
 
     items = [CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)]
@@ -73,7 +73,7 @@ def complete_suite(context: click.Context, parameter: click.Parameter, incomplet
 
 
 def complete_machine(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the shipped machines whose names begin so; files where none does."""
+    """Return the shipped machines with this prefix; files if there are none."""
     from bench.machine.machines.machine_file import shipped_machines
 
     items = [CompletionItem(name) for name in shipped_machines() if name.startswith(incomplete)]
@@ -81,13 +81,13 @@ def complete_machine(context: click.Context, parameter: click.Parameter, incompl
 
 
 def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the newest runs of the history that --store or its environment variable names; folders where none fits."""
+    """Return the newest runs with this prefix in the history of --store or its variable; else folders."""
     items = [CompletionItem(run) for run in _runs(context) if run.startswith(incomplete)]
     return items or [CompletionItem(incomplete, type="dir")]
 
 
 def complete_trace(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return trace files and folders of them; where no path begins so, return runs."""
+    """Return trace files and folders; if no path has this prefix, return runs."""
     path = Path(incomplete)
     if not incomplete or any(path.parent.glob(f"{path.name}*")):
         return [CompletionItem(incomplete, type="file")]
@@ -95,7 +95,7 @@ def complete_trace(context: click.Context, parameter: click.Parameter, incomplet
 
 
 def _runs(context: click.Context) -> Iterable[str]:
-    """Return names of runs; none where the history cannot be read, as a completing shell is no place to say why."""
+    """Return names of runs; none if the history cannot be read, because completion must not print errors."""
     from bench.store.history import History
 
     with (
@@ -109,8 +109,8 @@ def _runs(context: click.Context) -> Iterable[str]:
 class BashWithValues(BashComplete):
     """Completion for bash, which splits words at "=": `--option overlap=t` arrives as `overlap`, `=` and `t`.
 
-    The parts are joined again. The answer holds only the part behind "=", which is what bash replaces. No blank
-    follows a name that needs a value.
+    The parts are joined again. The result contains only the part after "=", which bash replaces. No blank follows a
+    name that needs a value.
     """
 
     source_template = BashComplete.source_template.replace(_PLAIN, _UNFINISHED)

@@ -1,4 +1,4 @@
-"""`observatory dashboards`: renders dashboards and rules, and pushes the dashboards to a Grafana."""
+"""`observatory dashboards`: renders dashboards and rules, and pushes dashboards to a Grafana."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?
 
 
 def _labels(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
-    """Return Kubernetes's labels by key; refuse what is none."""
+    """Parse Kubernetes labels, by key; refuse anything else."""
     labels = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -124,7 +124,7 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
 
 
 def _read_thresholds(path: Path) -> Thresholds:
-    """Return the thresholds of a user's file; its strategies are known ones."""
+    """Read the thresholds in a user's file; refuse unknown strategies."""
     from bench.case import find_spec
     from collectors.settings_file import BadSettings, read_document
     from dashboards.thresholds import changed_by
@@ -256,7 +256,7 @@ def _check_push_options(scrape_interval: str | None, data_source: str | None, fo
 
 
 def _alerts(thresholds_file: Path | None) -> tuple[tuple[Group, ...], Thresholds]:
-    """Return the groups of alerts, and tell which of them Grafana cannot evaluate."""
+    """Return the groups of alerts and their thresholds; print which alerts Grafana cannot evaluate."""
     from dashboards import rules
     from dashboards.publishing.managed_alerts import left_out
     from dashboards.thresholds import shipped

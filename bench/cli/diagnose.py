@@ -1,4 +1,4 @@
-"""`observatory diagnose`: what limits a run now, in one page, with its evidence and what to try."""
+"""`observatory diagnose`: explains on one page what limits a run, with evidence and what to try."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def command(run: str, runs_folder: Path, store_url: str | None, format_name: str
 
     Possible limits are computing, exposed communication, a bubble, imbalance, a straggler, the host, memory and the
     input. Without traces the diagnosis is partial. RUN is the beginning of a run's name, or the path of a run's folder.
-    Of a watched run, NAME or NAME@DAY also names it, and the diagnosis is which rank is late, and in what.
+    A watched run may also be given as NAME or NAME@DAY; its diagnosis names the late rank and its phase.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`observatory doctor`: this machine in one page, and what differs from the last good run."""
+"""`observatory doctor`: describes this machine on one page, with changes since the last good run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `observatory` command: imports a subcommand when it is called, and turns errors into a line and an exit code."""
+"""The `observatory` command: imports subcommands when called, and turns errors into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ COMMANDS = {
         "Print a shell script that completes strategies, options and runs.",
     ),
 }
-"""The module of each command, imported when it is called, and the line that `--help` prints for it."""
+"""The module of each command, which is imported when the command is called, and its line in `--help`."""
 
 _NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors of a name that no file can have; raised wherever a path from the command line is used first."""
+"""Errors for names that no file can have, raised where a path from the command line is first used."""
 _REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
     *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM),
@@ -129,7 +129,7 @@ def observatory() -> None:
 
 
 def run(arguments: Sequence[str], *, umask: int | None = None) -> int:
-    """Run one command line and return its exit code. umask: what a command that a user named runs with; None: ours."""
+    """Run one command line and return its exit code. umask: for commands that a user names; None for ours."""
     is_completion = COMPLETION_VARIABLE in os.environ
     try:
         if is_completion:
@@ -149,9 +149,9 @@ def run(arguments: Sequence[str], *, umask: int | None = None) -> int:
     except InfrastructureFailed as error:
         return _fail(INFRASTRUCTURE, str(error))
     except (KeyboardInterrupt, click.Abort):
-        # OpenBLAS interrupts the process where it can start no thread; a person may have done it as well.
+        # OpenBLAS interrupts the process if it cannot start a thread; otherwise a person did.
         return _fail(INTERRUPTED, "interrupted") if _starts_threads() else _fail(INFRASTRUCTURE, _NO_MORE_THREADS)
-    except (BrokenPipeError, SystemExit):  # The reader closed our output: `observatory show | head` is fine.
+    except (BrokenPipeError, SystemExit):  # The reader closed our output, for example `observatory show | head`.
         _drop_output()
         return FINE
     except MemoryError:
@@ -185,8 +185,8 @@ def run(arguments: Sequence[str], *, umask: int | None = None) -> int:
         if "can't start new thread" not in str(error):
             return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
         return _fail(INFRASTRUCTURE, _NO_MORE_THREADS)
-    except Exception:  # noqa: BLE001  # The last door: what comes through here is our own mistake.
-        if is_completion:  # Only a key press in a shell: write and print nothing.
+    except Exception:  # noqa: BLE001  # Anything that arrives here is a bug.
+        if is_completion:  # A key press in a shell: write and print nothing.
             return OUR_BUG
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     return code if isinstance(code, int) else FINE
@@ -197,29 +197,29 @@ def main() -> NoReturn:
     umask = os.umask(PRIVATE)
     _open_standard_streams()
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # A name of a trace may have any letter.
+        sys.stdout.reconfigure(errors="backslashreplace")  # Names in a trace may contain any character.
     code = run(sys.argv[1:], umask=umask)
     _drop_unsaid()
     sys.exit(code)
 
 
 def _open_standard_streams() -> None:
-    """Open closed standard streams on the null device: else the next opened file would take their descriptor."""
+    """Open closed standard streams on the null device, so that no other file gets their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # The lowest free descriptor, and so this number.
+            descriptor = os.open(os.devnull, os.O_RDWR)  # Gets the lowest free descriptor, which is this number.
             setattr(sys, name, os.fdopen(descriptor, "r" if number == 0 else "w"))
 
 
 def _drop_output() -> None:
-    """Send the rest of standard output to the null device: else the interpreter's flush fails and sets its own code."""
+    """Send the rest of standard output to the null device, so that a failed flush cannot change the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _drop_unsaid() -> None:
-    """Send the rest of standard error to the null device where it cannot be flushed."""
+    """Send the rest of standard error to the null device if it cannot be flushed."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -244,7 +244,7 @@ def _starts_threads() -> bool:
 
 
 def _short(name: object) -> str:
-    """Return a file's name, shortened in its middle where it is too long for a message."""
+    """Return a file's name, shortened in the middle if it is too long for a message."""
     text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else str(name)
     return text if len(text) <= 100 else f"{text[:48]}...{text[-48:]}"
 
@@ -262,7 +262,7 @@ def _crash(arguments: Sequence[str], trace: str) -> str:
         folder = data_folder() / "crashes"
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
         make_folder(folder)
-        replace_file(path, text.encode(errors="backslashreplace"))  # An argument may hold any bytes.
+        replace_file(path, text.encode(errors="backslashreplace"))  # An argument may contain any bytes.
     except (OSError, Misuse) as error:
         say(text, is_page=True)
         why = error.strerror if isinstance(error, OSError) else str(error)

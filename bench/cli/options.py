@@ -1,4 +1,4 @@
-"""Options shared by several commands: the folder of runs, their history, the output format and --details."""
+"""Options that several commands share: the folder of runs, the history, the output format and others."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 from collectors.files import SHARED
 
 MOST_S = 366 * 86400.0
-"""Nothing of ours takes longer than a year."""
+"""Upper limit of a duration: a year."""
 
 
 def offer_nearest(context: click.Context, args: list[str], names: Collection[str]) -> None:
-    """Offer the nearest name where the first word is not a name but is close to one.
+    """Suggest the nearest name if the first word is close to a name but not equal to one.
 
     Raises:
-        click.UsageError: the message offers the name.
+        click.UsageError: the message suggests the name.
     """
     name = args[0] if args else ""
     if name not in names and not name.startswith("-"):
-        from collectors.settings_file import near_name  # Here, as no command that is known needs it to start.
+        from collectors.settings_file import near_name  # Imported here: known commands do not need it.
 
         if (near := near_name(name, names)) is not None:
             context.fail(f"No such command '{name}'. Did you mean '{near}'?")
 
 
 class OfferingGroup(click.Group):
-    """A group that offers the nearest subcommand."""
+    """A group that suggests the nearest subcommand."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -45,9 +45,9 @@ class OfferingGroup(click.Group):
 
 
 class NamedPath(click.Path):
-    """A path that must not be empty: an empty one, as an unset variable leaves it, would mean the current folder.
+    """A path that must not be empty: an empty path, for example from an unset variable, would mean the current folder.
 
-    is_folder: True refuses files, False refuses folders, None takes both.
+    is_folder: True refuses files, False refuses folders, None accepts both.
     """
 
     def __init__(self, *, is_folder: bool | None = None, exists: bool = False) -> None:
@@ -62,7 +62,7 @@ class NamedPath(click.Path):
 
 
 class NamedText(click.types.StringParamType):
-    """A text that must not be empty, as an unset variable leaves it."""
+    """A text that must not be empty, for example from an unset variable."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -71,7 +71,7 @@ class NamedText(click.types.StringParamType):
 
 
 class StoreURL(NamedText):
-    """The URL of a history, in a form that can be one; whether anything is there is not asked."""
+    """The URL of a history. Only its syntax is checked, not whether a database exists there."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = super().convert(value, param, ctx)
@@ -80,13 +80,13 @@ class StoreURL(NamedText):
         try:
             parse_url(text)
         except Misuse as error:
-            if ctx is None or not ctx.resilient_parsing:  # A completing shell is no place to say so.
+            if ctx is None or not ctx.resilient_parsing:  # Completion must not print errors.
                 self.fail(str(error), param, ctx)
         return text
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
-    """A time as 90s, 45m, 2h or 1h30m, or as a number of seconds; above 0. The value is in seconds."""
+    """A time above 0, for example 90s, 45m, 2h or 1h30m, or a number of seconds; converted to seconds."""
 
     name = "duration"
     examples = "90s, 45m, 2h or 1h30m"
@@ -110,7 +110,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in ne
 
 
 class Ratio(click.FloatRange):
-    """A number above 0 and up to 1. NaN is none, though click takes it for one that is in every range."""
+    """A number above 0 and up to 1. It refuses NaN, which click accepts in every range."""
 
     def __init__(self) -> None:
         super().__init__(0, 1, min_open=True)
@@ -125,9 +125,9 @@ class Ratio(click.FloatRange):
 def seconds_within(
     least_s: float, most_s: float, name: str
 ) -> Callable[[click.Context, click.Parameter, float | None], float | None]:
-    """Return a callback that refuses seconds outside of these limits, NaN included, which click's range takes.
+    """Return a callback that refuses seconds outside these limits, and NaN, which click's range accepts.
 
-    name: what the refusal says that the value is not.
+    name: of a valid value, for the refusal.
     """
 
     def check(context: click.Context, option: click.Parameter, value_s: float | None) -> float | None:
@@ -193,7 +193,7 @@ ON = click.option(
     type=NamedText(),
     metavar="MACHINE",
     shell_complete=complete_machine,
-    help="Machine to plan for that is not here: for example h100x8, h100x8x64 (64 nodes), or a TOML file.",
+    help="Other machine to plan for: for example h100x8, h100x8x64 (64 nodes), or a TOML file.",
 )
 
 

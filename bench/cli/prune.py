@@ -1,4 +1,4 @@
-"""`observatory prune`: deletes folders of runs by age and size, and never what a baseline needs."""
+"""`observatory prune`: deletes folders of runs by age and size, except those that baselines need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = ("kind", "name", "action", "reason", "bytes", "ended_ns", "folder")
 
 
 class _Age(Duration):
-    """A time with its unit: a bare number, which elsewhere is of seconds, might be meant as days."""
+    """A time with its unit: a bare number, elsewhere in seconds, might be meant as days."""
 
     examples = "12h or 30d"
 
@@ -40,7 +40,7 @@ class _Age(Duration):
 
 
 class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
-    """Bytes as 500M or 20G, in powers of 1024, or as a number of bytes."""
+    """A size, for example 500M or 20G in powers of 1024, or a number of bytes."""
 
     name = "size"
     _FORM = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)", re.ASCII)
@@ -137,7 +137,7 @@ def command(
 
 
 def _print(plan: PrunePlan, deleted: Sequence[Folder], format_name: str, *, is_dry_run: bool) -> None:
-    """Print what was deleted, or would be, and what stays and why."""
+    """Print what was or would be deleted, and what stays and why."""
     rows = [
         {
             "kind": folder.kind,
@@ -179,7 +179,7 @@ def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> It
         yield f"also {plural(len(plan.leftovers), 'folder')} that an earlier prune left half deleted"
     freed, rest = (readable(sum(each.size_bytes for each in folders), "bytes") for folders in (deleted, plan.kept))
     verb = "would be deleted" if is_dry_run else "deleted"
-    yield f"{_counted(deleted)} {verb}, {freed}; {_counted(plan.kept)} left, {rest}"
+    yield f"{_counts(deleted)} {verb}, {freed}; {_counts(plan.kept)} left, {rest}"
 
 
 def _day(folder: Folder) -> str:
@@ -188,7 +188,7 @@ def _day(folder: Folder) -> str:
     return f"{datetime.fromtimestamp(folder.ended_ns / 1e9, tz=UTC):%Y-%m-%d}"
 
 
-def _counted(folders: Sequence[Folder]) -> str:
-    """Return how many runs and suite runs there are: `3 runs, 1 suite run`."""
+def _counts(folders: Sequence[Folder]) -> str:
+    """Return the numbers of runs and suite runs: `3 runs, 1 suite run`."""
     counted = Counter(folder.kind for folder in folders)
     return ", ".join(plural(number, kind) for kind, number in counted.items()) or "nothing"

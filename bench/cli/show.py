@@ -1,4 +1,4 @@
-"""`observatory show`: the history of runs, one run in full or exported, or a file of nccl-tests beside one."""
+"""`observatory show`: lists runs, shows or exports one, or compares one with a file of nccl-tests."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MOST_LISTED = 1_000_000
 _OF_THE_LIST = {"strategy": "--strategy", "suite": "--suite", "settings": "--setting", "count": "--limit"}
 """Parameters that choose runs for the list, with their options."""
 _PAGE = 500
-"""How many runs are read at a time where --setting looks for some."""
+"""Number of runs that --setting reads at a time."""
 RUNS_SEARCHED = 200
-"""How many runs of `collectives`, newest first, are searched for one to compare with."""
+"""Number of newest runs of `collectives` that are searched for the most similar one."""
 
 
 @click.command(name="show")
@@ -85,8 +85,8 @@ def command(
 ) -> None:
     """List runs, or show one run in full.
 
-    RUN is the beginning of a run's name, the path of a run's folder, or the NAME of a watched run: its newest, or with
-    NAME@2026-11-20 the newest by then.
+    RUN is the beginning of a run's name, the path of a run's folder, or the name of a watched program: NAME for its
+    newest run, NAME@2026-11-20 for the newest as of that day.
 
     \b
     Example:
@@ -127,10 +127,10 @@ def command(
 
 
 def find_shown(run: str, runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> Summary:
-    """Return the run, by its folder or the beginning of its name; runs whose runner died are taken in before.
+    """Return the run of this folder or name prefix, after adding runs whose runner died to the history.
 
     Raises:
-        Misuse: there is no such run, or several, or it is still running.
+        Misuse: there is no such run, there are several, or it is still running.
         InfrastructureFailed: the history cannot be read.
     """
     if not Path(run).is_dir():
@@ -139,10 +139,10 @@ def find_shown(run: str, runs_folder: Path, store_url: str | None, *, of_all_use
 
 
 def _take_in(runs_folder: Path, store_url: str | None, *, of_all_users: bool) -> None:
-    """Take the folder's runs that the history lacks into it, and say so; where it can only be read, say that."""
+    """Add the folder's runs that the history lacks, and say so; if it can only be read, say that."""
     recovered, failure = _recover(runs_folder, store_url, of_all_users=of_all_users)
     if failure is not None and recovered.runs:
-        say(f"this store can only be read, so runs whose runner died are not taken in: {failure}")
+        say(f"this store is read-only, so runs whose runner died are not added: {failure}")
     for notice in recovered.notices() if failure is None else recovered.problems:
         say(notice)
     _say_others(recovered)
@@ -161,7 +161,7 @@ def _list(
     store_url: str | None,
     format_name: str,
 ) -> None:
-    """Print the newest runs of the history that have these words among their settings."""
+    """Print the newest runs in the history with these words in their settings."""
     from bench.case import find_spec
     from bench.report.run.summary import print_history
     from bench.store.history import History, NoStoreYet
@@ -190,7 +190,7 @@ def _list(
 def _with_settings(
     history: History, settings: Sequence[str], count: int, strategy: str | None, suite: str | None
 ) -> tuple[Summary, ...]:
-    """Return the newest runs that have each of these words, or their names: drill finds drill=kill@1:7."""
+    """Return the newest runs with each of these words or names of settings: `drill` matches drill=kill@1:7."""
     from bench.store.summary import settings_words
 
     if not settings:
@@ -207,13 +207,13 @@ def _with_settings(
 
 
 def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
-    """Print one run in full, with the step that the cost model predicts from what the history has of its hardware."""
+    """Print one run in full, with the step that was predicted for it, or that the history now predicts."""
     from bench.analysis.prediction.scoring.before_run import predicted_steps
     from bench.report.run.summary import print_run
     from bench.store.history import History
     from workloads.cost_models.absent import Absent
 
-    if format_name != "table":  # The other forms hold what was measured.
+    if format_name != "table":  # The other formats contain only measurements.
         print_run(summary, format_name)
         return
     try:
@@ -227,10 +227,10 @@ def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has
 def _recover(
     runs_folder: Path, store_url: str | None, *, of_all_users: bool, of_every_store: bool = False
 ) -> tuple[RecoveredRuns, InfrastructureFailed | None]:
-    """Take the folder's runs that the history lacks into it, and note the new places of moved ones.
+    """Add the folder's runs that the history lacks, and record the new places of moved runs.
 
-    Where the history cannot be written, return what would be taken in, and the reason. Where there is nothing to take
-    in, no store is made.
+    If the history cannot be written, return what would be added, and the reason. If there is nothing to add, no store
+    is created.
     """
     from bench.session.recover import new_runs, recover_runs
     from bench.store.history import History, NoStoreYet
@@ -250,7 +250,7 @@ def _recover(
 
 
 def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_all_users: bool) -> None:
-    """Take every run of the folder that the history lacks into it, whatever store it was meant for."""
+    """Add every run of the folder that the history lacks, whatever its original store."""
     from bench.report.run.summary import print_history
 
     if not runs_folder.is_dir():
@@ -267,7 +267,7 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_a
 
 
 def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
-    """Print a file of nccl-tests beside the named run, or the one most like it."""
+    """Compare a file of nccl-tests with the named run, or with the most similar run."""
     from bench.report.nccl_tests.comparison import print_comparison
     from bench.report.nccl_tests.reader import read
     from bench.report.nccl_tests.writer import most_like, require_collectives
@@ -291,7 +291,7 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
 
 
 def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:
-    """Write a run's collectives in nccl-tests' form, one file each."""
+    """Write a run's collectives in nccl-tests' format, one file each."""
     from bench.report.nccl_tests.writer import encode
     from collectors.files import make_folder, write_named
 
@@ -326,20 +326,20 @@ def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name
 
 
 def _find(run: str, runs_folder: Path, store_url: str | None) -> Summary:
-    """Return the run, by its folder or the beginning of its name."""
+    """Return the run of this folder or name prefix."""
     from bench.store.history import find_run
     from bench.store.run_dir import found_again, load
 
     if Path(run).is_dir():
         return load(Path(run))
     summary = find_run(run, store_url)
-    # The folder may have been moved, and the history not know that yet.
+    # The folder may have moved since the history last saw it.
     moved_to = found_again(summary.run, summary.folder, runs_folder)
     return summary if moved_to is None else replace(summary, folder=str(moved_to))
 
 
 def _machine_of(run: str, summary: Summary, store_url: str | None) -> Machine | None:
-    """Return the machine that the run was measured on, from its folder if that was named, else from the history."""
+    """Return the machine of the run: from its folder if the user named that, else from the history."""
     from bench.store.history import History
     from bench.store.run_dir import machine_of
 

@@ -1,4 +1,4 @@
-"""Words for people: numbers in units of their size, with their intervals, times, and names on one line."""
+"""Formats for people: numbers in fitting units, with their intervals, times, and names on one line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from collectors.metrics import results
 from collectors.metrics.registry import METRICS
 from collectors.traces.table import Cell, Unit
 
-# Numbers: two or three digits, in a unit of their size, so that only 0 is shown as 0.
+# Numbers: two or three digits, in a fitting unit, so that only 0 is shown as 0
 
 _Scale: TypeAlias = tuple[float, float, str]
-"""The least value that a unit is used for, the unit's size, its sign."""
+"""The smallest value for a unit, the unit's size, its sign."""
 
 _CELL_SCALES: dict[str, Sequence[_Scale]] = {
     "ns": ((1e9, 1e9, "s"), (1e6, 1e6, "ms"), (1e3, 1e3, "us"), (0, 1, "ns")),
@@ -25,7 +25,7 @@ _CELL_SCALES: dict[str, Sequence[_Scale]] = {
     "ratio": ((0, 0.01, "%"),),
 }
 _FLOPS: Sequence[_Scale] = ((1e11, 1e12, "TFLOP/s"), (0, 1e9, "GFLOP/s"))
-# Runs side by side are read across, so that small values stay in the unit of their neighbours: MiB from 0.01 on.
+# Runs side by side are read across, so small values keep their neighbours' unit: MiB from 0.01 on.
 _METRIC_SCALES: dict[str, Sequence[_Scale]] = {
     "seconds": ((1, 1, "s"), (1e-3, 1e-3, "ms"), (0, 1e-6, "us")),
     "bytes": ((2**30, 2**30, "GiB"), (2**20 / 100, 2**20, "MiB"), (2**10, 2**10, "KiB"), (0, 1, "B")),
@@ -45,7 +45,7 @@ MOST_OF_A_RATIO = 0.8
 
 
 def digits(value: float) -> str:
-    """Return two or three significant digits, nine before the point: `1,234`, `20.5`, `0.123`, `0.0042`, `4.2e-06`."""
+    """Return two or three significant digits, all of them below 1e9: `1,234`, `20.5`, `0.123`, `0.0042`, `4.2e-06`."""
     size = abs(value)
     if size == 0:
         return "0"
@@ -53,12 +53,12 @@ def digits(value: float) -> str:
 
 
 def whole_percent(share: float) -> str:
-    """Return a share in whole percent: "79 %"."""
+    """Return a ratio in whole percent: "79 %"."""
     return f"{100 * share:.0f} %"
 
 
 def readable(cell: Cell, unit: Unit) -> str:
-    """Return the cell in a unit of its size: `84.1 ms`, `1.50 GiB`, `96.5 %`; `-` where unknown."""
+    """Return the cell in a fitting unit: `84.1 ms`, `1.50 GiB`, `96.5 %`; `-` if unknown."""
     if cell is None:
         return "-"
     if isinstance(cell, str):
@@ -84,7 +84,7 @@ def duration(elapsed_s: float) -> str:
 
 
 def figure(estimate: Estimate | None) -> str:
-    """Return the median in a unit for people, and its interval where that tells enough: `84.1 ms [82.0, 86.3]`."""
+    """Return the median in a fitting unit, with its interval unless that is too wide: `84.1 ms [82.0, 86.3]`."""
     if estimate is None:
         return "-"
     size, sign = _scale_of(estimate.median, _SCALES.get(estimate.metric, ((0, 1, ""),)))
@@ -107,19 +107,19 @@ def share(value: float | None) -> str:
 
 
 def in_units(estimate: Estimate | None, size: float) -> str:
-    """Return the median in units of this size, which its column names, and its interval: `20.5 [19.8, 21.3]`."""
+    """Return the median with its interval, in units of this size, which the column names: `20.5 [19.8, 21.3]`."""
     return "-" if estimate is None else _with_interval(estimate, size, digits)
 
 
 def has_wide_interval(figure: Estimate | EstimatedRatio) -> bool:
-    """Return whether the figure's interval is too wide to tell a reader anything."""
+    """Return whether the figure's interval is too wide to be useful."""
     return _has_few_trials(figure) or _spans_a_ratio(figure)
 
 
 def _has_few_trials(figure: Estimate | EstimatedRatio) -> bool:
-    """Return whether the figure is of two trials and narrower than its interval.
+    """Return whether the figure has two trials and is smaller than its interval.
 
-    With one degree of freedom the interval may be tens of times as wide.
+    With one degree of freedom, the interval may be tens of times as wide.
     """
     if isinstance(figure, EstimatedRatio):
         value, trials = figure.value, min(figure.numerator_trials, figure.denominator_trials)
@@ -129,7 +129,7 @@ def _has_few_trials(figure: Estimate | EstimatedRatio) -> bool:
 
 
 def _spans_a_ratio(figure: Estimate | EstimatedRatio) -> bool:
-    """Return whether the figure is a ratio, and its interval covers most of what a ratio may be."""
+    """Return whether the figure is a ratio whose interval covers most of 0 to 1."""
     is_ratio = isinstance(figure, EstimatedRatio) or figure.metric in _RATIOS
     if figure.low is None or figure.high is None or not is_ratio:
         return False
@@ -140,9 +140,9 @@ _RATIOS = frozenset(metric.name for metric in METRICS if metric.unit == "ratio")
 
 
 def wide_interval_notes(shown: Iterable[Estimate | EstimatedRatio], *, is_suite: bool = False) -> list[str]:
-    """Return, once each, why figures have no interval; nothing where all intervals tell enough.
+    """Return the reasons why intervals are hidden, each once; empty if none is.
 
-    is_suite: whoever reads it sets a suite's number of trials, and no run's.
+    is_suite: the advice is for the trials of a suite, not of a run.
     """
     figures = list(shown)
     lines = [WIDE_INTERVALS] if any(map(_has_few_trials, figures)) else []
@@ -163,12 +163,12 @@ def _scale_of(value: float, scales: Sequence[_Scale]) -> tuple[float, str]:
 
 
 def _decimals(shown: float) -> int:
-    """Return the decimals that leave about three digits."""
+    """Return the number of decimals that gives about three digits."""
     size = abs(shown)
     return 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
 
 
-# Names and lines: shortened in the middle, without line breaks, said once of several ranks.
+# Names and lines: shortened in the middle, on one line, merged over ranks
 
 NAME_WIDTH = 60
 T = TypeVar("T")
@@ -176,7 +176,7 @@ _OF_A_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
 
 def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
-    """Return both ends of each name, in this many letters; in more where different names would then look alike."""
+    """Shorten each name in the middle to this width; to more if different names would then look alike."""
     short: dict[str, str] = {}
     rest = {name: on_one_line(name) for name in names}
     while rest:
@@ -195,7 +195,7 @@ def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
 
 
 def grouped(pairs: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
-    """Return each reason once, with the names that it holds for, each once."""
+    """Return each reason once, with its names, each once."""
     names: dict[T, dict[str, None]] = {}
     for reason, name in pairs:
         names.setdefault(reason, {})[name] = None
@@ -203,12 +203,12 @@ def grouped(pairs: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
 
 
 def on_one_line(text: str) -> str:
-    """Return the text with a "?" for each line break and other character that is not printable."""
+    """Return the text with "?" for each line break or other unprintable character."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def merge_ranks(lines: Iterable[str]) -> list[str]:
-    """Return the lines on one line each; those that say the same of several ranks become one, at the first's place.
+    """Return each line on one line; lines that are equal except for their rank are merged at the first one's place.
 
     `rank 0: no events`, `rank 1: no events`, `rank 3: no events` become `ranks 0, 1, 3: no events`.
     """

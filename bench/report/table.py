@@ -1,4 +1,4 @@
-"""One table and one writer: results as tables and lines for people, as Markdown, and as JSON or CSV for programs."""
+"""Writes results as tables and lines for people, as Markdown, and as JSON or CSV for programs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _BETWEEN = 2
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells for people, in rows under headings. A heading may have several lines, a cell has one.
+    """Cells for people, in rows under headings. A heading may have several lines; a cell has one.
 
-    words: columns aligned to the left, which hold words; the others hold figures, and are aligned to the right.
-    keys: how many first columns name a row. On a narrow terminal the other columns continue below, after those keys
-    that tell the rows apart; None folds cells instead, as in a column that alone is too wide.
-    folds: where cells that do not fit are folded: on a terminal alone, everywhere, or nowhere.
+    words: columns of words, aligned left; the others hold figures and are aligned right.
+    keys: number of first columns that name a row. On a narrow terminal, the other columns continue below, after the
+    keys that distinguish the rows. None folds cells instead, like a column that is too wide on its own.
+    folds: where cells that do not fit are folded: only on a terminal, everywhere, or nowhere.
     unbroken: columns whose cells are never folded. styles: of the rows. indent: blanks before each line.
     least_width: letters of the first column. most_widths: letters of each column.
     """
@@ -53,7 +53,7 @@ class Table:
     most_widths: Sequence[int] = ()
 
     def widths(self) -> list[int]:
-        """Return the letters that each column takes when no cell is folded."""
+        """Return the width of each column when no cell is folded."""
         widths = []
         for place, column in enumerate(self.columns):
             lines = column.split("\n") if self.has_heading else []
@@ -63,22 +63,22 @@ class Table:
         return widths
 
     def width(self) -> int:
-        """Return the letters that a row takes when no cell is folded."""
+        """Return the width of a row when no cell is folded."""
         widths = self.widths()
         return sum(widths) + _BETWEEN * (len(widths) - 1)
 
 
 Block: TypeAlias = Table | Padding | Text | str
-"""What a page consists of: tables, and lines, of which an empty one is a gap."""
+"""A part of a page: a table or a line; an empty line is a gap."""
 
 
 def whole(line: str) -> Text:
-    """Return a line that a terminal gets unbroken, such as a path that somebody copies."""
+    """Return a line that is not broken on a terminal, for example a path to copy."""
     return Text(line, no_wrap=True)
 
 
 def indented(line: str) -> Padding:
-    """Return a line whose parts all stand two blanks to the right."""
+    """Return a line that is indented by two blanks, also where it is broken."""
     return Padding(Text(line), (0, 0, 0, 2))
 
 
@@ -90,10 +90,9 @@ def write(
     columns: Sequence[str],
     console: Console | None = None,
 ) -> None:
-    """Print a result in the requested format, also where its reader has enough early: `observatory run ddp | head -3`.
+    """Print a result in the requested format; the reader may close the pipe early: `observatory run ddp | head -3`.
 
-    page: for people; it goes to the console, standard output unless another is given. document: for JSON. rows,
-    columns: for CSV.
+    page: for people, to the console; None for standard output. document: for JSON. rows, columns: for CSV.
     """
     with to_reader():
         if format_name == "json":
@@ -106,24 +105,24 @@ def write(
 
 @contextmanager
 def to_reader() -> Iterator[None]:
-    """Print to standard output, and go on when its reader has enough."""
+    """Print to standard output, and continue if its reader closes the pipe."""
     try:
         yield
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # rich raises SystemExit where the pipe is closed.
+    except (BrokenPipeError, SystemExit):  # rich raises SystemExit if the pipe is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-# For programs.
+# For programs
 
 
 def print_json(value: object, file: TextIO | None = None) -> None:
-    """Print the value, which may hold dataclasses and structs, as indented JSON; a float that is no number is NaN."""
+    """Print the value, which may contain dataclasses and structs, as indented JSON; NaN floats stay NaN."""
     print(json.dumps(msgspec.to_builtins(value), indent=2), file=file)
 
 
 def print_csv(rows: Iterable[Mapping[str, object]], columns: Sequence[str], file: TextIO | None = None) -> None:
-    """Print the rows under the columns' names. Labels are one field: `account=measured,rank=0`."""
+    """Print the rows under the columns' names. Labels form one field: `account=measured,rank=0`."""
     writer = csv.DictWriter(file or sys.stdout, fieldnames=columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     for row in rows:
@@ -137,31 +136,31 @@ def _field(value: object) -> object:
 
 
 def markdown(table: Table) -> list[str]:
-    """Return the table in lines of Markdown."""
+    """Return the table as lines of Markdown."""
     rules = ["---" if place in table.words else "--:" for place in range(len(table.columns))]
     rows = [" | ".join(markdown_text(str(cell)) for cell in row) for row in table.rows]
     return [f"| {' | '.join(table.columns)} |", f"|{'|'.join(rules)}|", *(f"| {row} |" for row in rows)]
 
 
 def markdown_text(text: str) -> str:
-    """Return the text so that Markdown shows it as it is."""
+    """Escape the text for Markdown, on one line."""
     return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", CONTROL.sub("?", " ".join(text.split())))
 
 
-# For people.
+# For people
 
 
 def open_console(file: TextIO | None = None) -> Console:
-    """Return a console for this file, standard output unless another is given."""
+    """Return a console for this file; None for standard output."""
     is_terminal = (sys.stdout if file is None else file).isatty()
     return Console(file=file, width=None if is_terminal else PIPED_WIDTH, highlight=False)
 
 
 def print_page(page: Iterable[Block], console: Console | None = None) -> None:
-    """Print tables and lines. A pipe gets each line and row whole; a terminal gets lines broken between words.
+    """Print tables and lines. In a pipe, lines and rows are whole; on a terminal, lines are broken between words.
 
-    Names of runs, hosts, folders and events may come from anywhere: texts are printed as they are, without markup or
-    emoji codes, and a "?" replaces each control character and each newline, which could begin a line that nobody wrote.
+    Names of runs, hosts, folders and events may come from anywhere: texts are printed without markup or emoji codes,
+    and "?" replaces each control character and newline, so that a name cannot forge a line.
     """
     console = console or open_console()
     for block in page:
@@ -176,7 +175,7 @@ def print_page(page: Iterable[Block], console: Console | None = None) -> None:
 
 
 def _plain(text: str | Text) -> str:
-    """Return the letters of a cell or a line, on one line."""
+    """Return the plain text of a cell or line, on one line."""
     return CONTROL.sub("?", str(text).replace("\n", "?"))
 
 
@@ -210,9 +209,9 @@ def _print_table(table: Table, console: Console) -> None:
 
 
 def _blocks(table: Table, keys: int, edge: int) -> Iterator[list[int]]:
-    """Yield the columns of each block that fits: the first has all keys, the others those that tell rows apart.
+    """Yield the columns of each block that fits: the first has all keys, the others only those that distinguish rows.
 
-    Widths 5, 5, 9 and 9 with one key in 25 letters: [0, 1, 2] and [0, 3].
+    Example: widths 5, 5, 9 and 9 with one key in 25 letters give [0, 1, 2] and [0, 3].
     """
     widths = table.widths()
     names = [tuple(map(_plain, row[:keys])) for row in table.rows]

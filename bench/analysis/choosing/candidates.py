@@ -1,4 +1,4 @@
-"""The candidates for a model on a machine, ranked: the best setup of each strategy, and other meshes of the fastest."""
+"""Ranks the candidates for a model on a machine: the best setup of each strategy, and other meshes of the fastest."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from workloads.registry import SPECS
 from workloads.spec import OptionValue, StrategySpec
 
 MOST_LINES = 10
-"""Candidates that are ranked in the end."""
+"""Limit of candidates in a ranking."""
 PLAINEST = ("single", "ddp", "fsdp")
-"""Strategies that a measured choice never leaves out: what people use by default."""
+"""Strategies that a measured choice never leaves out, because people use them by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The candidates, best first, and what became of all other setups.
+    """The candidates, best first, and the counts of all other setups.
 
-    candidates: at most MOST_LINES: the best of each strategy that fits, and of the fastest strategy other meshes.
-    unfit: by strategy that fits in no setup, the one that comes nearest.
-    refused: of all strategies, the most frequent reason first.
-    unfit_count, slower_count, predicted_count: setups that do not fit, that were not worked out because they cannot be
+    candidates: at most MOST_LINES: the best of each strategy that fits, and other meshes of the fastest strategy.
+    unfit: the nearest setup of each strategy that fits in no setup, by strategy.
+    refused: setups of all strategies, most frequent reason first.
+    unfit_count, slower_count, predicted_count: setups that do not fit, those that were skipped because they cannot be
     better, and the others.
     unpredicted: reasons why steps are absent, with the number of setups.
-    pricing: has the prices of all setups that were worked out.
+    pricing: has the prices of all evaluated setups.
     """
 
     ground: Ground
@@ -48,7 +48,7 @@ class Ranking:
 
     @property
     def best(self) -> Candidate | None:
-        """The first of the candidates; None where nothing fits."""
+        """The first candidate; None if nothing fits."""
         return self.candidates[0] if self.candidates else None
 
     @property
@@ -60,14 +60,14 @@ class Ranking:
         )
 
     def best_of_others(self) -> tuple[Candidate, ...]:
-        """Return the best of each strategy but that of the first, in their order."""
+        """Return the best of each strategy except the first candidate's, in order."""
         firsts: dict[str, Candidate] = {}
         for each in self.candidates:
             firsts.setdefault(each.case.strategy, each)
         return tuple(firsts.values())[1:]
 
     def equals(self) -> tuple[Candidate, ...]:
-        """Return the candidates that cannot be told apart from the first, itself left out."""
+        """Return the other candidates that cannot be distinguished from the first."""
         if (best := self.best) is None:
             return ()
         return tuple(each for each in self.candidates[1:] if not speed_ratio(best, each).is_clear)
@@ -76,9 +76,9 @@ class Ranking:
 def candidates(
     bases: Sequence[Case], ground: Ground, *, objective: Objective = "throughput", fixed: Mapping[str, OptionValue]
 ) -> Ranking:
-    """Return the candidates of these strategies on a ground, ranked by the predicted step or by memory.
+    """Rank the candidates of these strategies on a ground by predicted step or memory.
 
-    bases: a case of each strategy, with its options' defaults and those in `fixed`.
+    bases: a case of each strategy, with default options and those in `fixed`.
     fixed: options that the user set, which are not searched.
     """
     pricing = Pricing(ground=ground)
@@ -109,10 +109,11 @@ def candidates(
 
 
 def _refuse_nothing(outcomes: Mapping[str, Outcome]) -> None:
-    """Refuse a question to which every strategy refuses every setup.
+    """Refuse a question for which every strategy refuses every setup.
 
     Raises:
-        Misuse: there is no setup at all; the message has the reason of the plainest strategy, with what would work.
+        Misuse: there is no setup at all; the message has the refusal of the plainest strategy, which says what would
+            work.
     """
     if any(each.setups.cases for each in outcomes.values()):
         return
@@ -129,7 +130,7 @@ def _order(outcome: Outcome, objective: Objective) -> tuple[float, float]:
 
 
 def _refine(search: Search, outcome: Outcome, fixed: Mapping[str, OptionValue]) -> None:
-    """Try the options that are compared late around the best setup of a strategy, one after the other."""
+    """Try the late options around the best setup of a strategy, one after the other."""
     spec = outcome.setups.spec
     for option in spec.options:
         if option.search is None or not option.search.is_late or option.name in fixed:
@@ -143,7 +144,7 @@ def _refine(search: Search, outcome: Outcome, fixed: Mapping[str, OptionValue]) 
 
 
 def changed(case: Case, options: Mapping[str, OptionValue]) -> Case | None:
-    """Return the case with other options, or None where its spec refuses them."""
+    """Return the case with other options; None if its spec refuses them."""
     try:
         return check(settle(replace(case, options={**case.options, **options})), is_here=False)
     except Misuse:

@@ -1,7 +1,7 @@
-"""The cases that a choice on this machine measures: the best predicted of each strategy, and always the plainest.
+"""Selects the cases that a choice on this machine measures: the best predicted setups, and always the plainest.
 
-Searches over predictions have returned setups that are slower than what everybody uses by default, so the plainest take
-part whatever is predicted of them.
+Searches over predictions have returned setups that are slower than common defaults, so the plainest strategies take
+part whatever their predictions are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.session.case_args import CaseArgs
 from workloads.spec import OptionValue
 
 MOST_PREDICTED = 4
-"""Best predicted setups that are measured."""
+"""Number of best predicted setups to measure."""
 
 
 def entrants(
@@ -34,8 +34,8 @@ def entrants(
 ) -> list[RaceCase]:
     """Return the cases to measure, the best predicted first.
 
-    ranking: None where nothing is predicted. bases: a case of each strategy, with its options' defaults and those that
-    the user set. is_named: the user named these strategies, so that each takes part, and no other does.
+    ranking: None if nothing is predicted. bases: a case of each strategy, with default options and those that the user
+    set. is_named: the user named these strategies, so exactly these take part.
     """
     counts: Counter[str] = Counter()
     entered: list[RaceCase] = []
@@ -63,7 +63,7 @@ def entrants(
             RaceCase(
                 name=_name(case, number, is_plain=candidate is None),
                 args=args,
-                predicted=_predicted(candidate, ranking),
+                predicted=_predicted_figure(candidate, ranking),
                 limit=None if candidate is None else f"{candidate.limit[0]} {whole_percent(candidate.limit[1])}",
                 is_plain=candidate is None,
             )
@@ -147,7 +147,7 @@ def _name(case: Case, number: int, *, is_plain: bool) -> str:
 
 
 def _predicted_best(ranking: Ranking | None, *, is_named: bool) -> Sequence[Candidate]:
-    """Return the candidates that take part: the best of each named strategy, else the best of all."""
+    """Return the candidates that take part: the best of each named strategy, or else the best of all."""
     if ranking is None:
         return ()
     if not is_named:
@@ -155,8 +155,8 @@ def _predicted_best(ranking: Ranking | None, *, is_named: bool) -> Sequence[Cand
     return [*ranking.candidates[:1], *ranking.best_of_others()]
 
 
-def _predicted(candidate: Candidate | None, ranking: Ranking | None) -> float | None:
-    """Return tokens per second, or bytes of a choice for memory; None of a case that was not worked out."""
+def _predicted_figure(candidate: Candidate | None, ranking: Ranking | None) -> float | None:
+    """Return tokens per second, or bytes in a choice for memory; None if the case was not evaluated."""
     if candidate is None or ranking is None:
         return None
     return candidate.tokens_per_second if ranking.objective == "throughput" else float(candidate.memory.total_bytes)

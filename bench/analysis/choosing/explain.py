@@ -1,8 +1,8 @@
-"""Why the first candidate is as it is: what each of its options would cost at a neighbouring value.
+"""Explains the options of the first candidate by the cost of neighbouring values.
 
-Nothing here is a rule of thumb. Each neighbour is predicted like every other setup, with its other options chosen again
-where the mesh changes, and the text says what came of that: a longer step and the part that makes it longer, too much
-memory, or the strategy's refusal.
+There are no rules of thumb. Each neighbour is predicted like every other setup; if the mesh changes, its other options
+are chosen again. The text gives the result: a longer step and the part that makes it longer, too much memory, or the
+strategy's refusal.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bench.report.format import readable
 from workloads.spec import Option, OptionValue
 
 SAME_STEP = 0.0005
-"""Steps that differ by no more take equally long."""
+"""Steps that differ by no more than this count as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """What an option of the first would cost at another value.
+    """The cost of another value for an option of the first candidate.
 
-    step_ratio: the step, divided by the first's; None where it cannot run. words: what came of it, for people.
+    step_ratio: its step divided by the first's; None if it cannot run. words: the result, for people.
     """
 
     option: str
@@ -50,7 +50,7 @@ class Explanation:
 
 
 def explain(ranking: Ranking) -> list[Explanation]:
-    """Return why the first has the options that were searched; empty where nothing fits."""
+    """Explain the searched options of the first candidate; empty if nothing fits."""
     if (best := ranking.best) is None:
         return []
     outcome = ranking.searches[best.case.strategy].outcome
@@ -78,7 +78,7 @@ def _is_of_mesh(option: Option) -> bool:
 
 
 def _neighbours(ranking: Ranking, best: Candidate, option: Option) -> Iterator[Neighbour]:
-    """Yield what the option costs at the values next to its own, or at all others where these are words."""
+    """Yield the cost of the option's adjacent values, or of all its other values if they are choices."""
     search = ranking.searches[best.case.strategy]
     values: Sequence[OptionValue] = search.outcome.setups.grid[option.name]
     own = options_of(best.case)[option.name]
@@ -90,32 +90,32 @@ def _neighbours(ranking: Ranking, best: Candidate, option: Option) -> Iterator[N
         if value == own:
             continue
         if _is_of_mesh(option):
-            kept = {
+            mesh = {
                 each.name: best.case.options[each.name]
                 for each in best.case.spec().options
                 if _is_of_mesh(each) and each.name in search.outcome.setups.grid
             }
-            wanted = {**kept, option.name: value}
+            options = {**mesh, option.name: value}
         else:
-            wanted = {name: best.case.options[name] for name in search.outcome.setups.grid} | {option.name: value}
-        outcome = search.among(wanted)
+            options = {name: best.case.options[name] for name in search.outcome.setups.grid} | {option.name: value}
+        outcome = search.among(options)
         if outcome.setups.cases:
-            yield _judged(best, option, value, outcome)
-        elif (reason := _refusal(best.case, wanted)) is not None:
-            yield _refused(option, value, reason)
+            yield _feasible_neighbour(best, option, value, outcome)
+        elif (reason := _refusal(best.case, options)) is not None:
+            yield _refused_neighbour(option, value, reason)
 
 
-def _refusal(case: Case, wanted: dict[str, OptionValue]) -> str | None:
-    reasons = case.spec().all_refusals(replace(case, options={**case.options, **wanted}), is_here=False)
+def _refusal(case: Case, options: dict[str, OptionValue]) -> str | None:
+    reasons = case.spec().all_refusals(replace(case, options={**case.options, **options}), is_here=False)
     return reasons[0] if reasons else None
 
 
-def _refused(option: Option, value: OptionValue, reason: str) -> Neighbour:
+def _refused_neighbour(option: Option, value: OptionValue, reason: str) -> Neighbour:
     clause = reason.split("; ")[0].split(": ")[0]
     return Neighbour(option=option.name, value=value, step_ratio=None, words=f"is refused ({clause})")
 
 
-def _judged(best: Candidate, option: Option, value: OptionValue, outcome: Outcome) -> Neighbour:
+def _feasible_neighbour(best: Candidate, option: Option, value: OptionValue, outcome: Outcome) -> Neighbour:
     other = outcome.best
     if other is None:
         words = "does not fit" if outcome.nearest is None else f"does not fit ({memory_words(outcome.nearest)})"
@@ -125,14 +125,14 @@ def _judged(best: Candidate, option: Option, value: OptionValue, outcome: Outcom
 
 
 def memory_words(unfit: Unfit) -> str:
-    """Return what a setup that does not fit would hold: "at least 163 GiB"."""
+    """Return the memory of a setup that does not fit: "at least 163 GiB"."""
     least = "at least " if unfit.memory.is_least else ""
     states = " of states" if unfit.memory.basis == "states" else ""
     return f"{least}{readable(unfit.memory.total_bytes, 'bytes')}{states}"
 
 
 def _step_words(best: Candidate, other: Candidate, ratio: float) -> str:
-    """Return how much longer a step is, what makes it so, and which axis crosses slower links than before."""
+    """Return the change of the step, the part that causes it, and the axes that cross other links than before."""
     if abs(ratio - 1) < SAME_STEP:
         more = other.memory.total_bytes - best.memory.total_bytes
         held = f"holds {readable(abs(more), 'bytes')} {'more' if more > 0 else 'less'}" if more else "holds as much"

@@ -1,6 +1,6 @@
-"""What setups are compared on: ranks, their memory, and the rates of `observatory predict` with their ranges.
+"""The ground on which setups are compared: ranks, their memory, and the rates of `observatory predict` with ranges.
 
-On a machine that is not here the rates are by data sheets (`bench.analysis.prediction.calibration`, with the sources).
+For a remote machine the rates come from data sheets (`bench.analysis.prediction.calibration`, with the sources).
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from workloads.spec import Precision
 RatePair = Literal[
     "slow computing, slow links", "slow computing, fast links", "fast computing, slow links", "fast both"
 ]
-"""The rates between which those of the machine are assumed to lie."""
+"""Pairs of extreme rates; the machine's rates are assumed to lie between them."""
 RATE_PAIRS: Mapping[RatePair, tuple[Corner, Corner]] = {
     "slow computing, slow links": ("low", "low"),
     "slow computing, fast links": ("low", "high"),
     "fast computing, slow links": ("high", "low"),
     "fast both": ("high", "high"),
 }
-"""Ends of the ranges of computing (with memory) and of links (with what is hidden)."""
+"""Ends of the ranges of computing (with memory) and of links (with hiding)."""
 NO_LIMIT = 2**63
 OWN_ERROR = 0.05
-"""What two setups do not share: kernels of other sizes, and what the cost models leave out. A step may be off by this
-share on its own, whatever the rates are. Assumed."""
-ORIGIN = f"rates at the ends of their ranges, and {whole_percent(OWN_ERROR)} of each setup's own, assumed"
+"""Error that two setups do not share: kernels of other sizes, and effects that the cost models leave out. A step may be
+off by this share whatever the rates are. Assumed."""
+ORIGIN = f"rates at the ends of their ranges, plus an assumed error of {whole_percent(OWN_ERROR)} of each setup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What setups are compared on.
+    """The ground on which setups are compared.
 
-    ranks, nodes: all of them. room_bytes: memory of a rank; None where nothing limits it.
-    machine: the one of --on; None for this machine.
-    calibration: the rates. by_strategy: of strategies whose own differ, by what their runs hid.
+    ranks, nodes: all of them. room_bytes: memory of a rank; None for no limit.
+    machine: that of --on; None for this machine.
+    calibration: the rates. by_strategy: those of strategies whose runs hid other shares of communication.
     origin: where the intervals come from, for people.
     """
 
@@ -72,15 +72,15 @@ class Ground:
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """What the rates are, for people."""
+        """Basis of the rates, for people."""
         return self.calibration.rests_on
 
 
 def ground_on(machine: PlannedMachine, ranks: int, precision: Precision) -> Ground:
-    """Return what setups are compared on, on so many GPUs of a machine that is not here.
+    """Return the ground on this many GPUs of a remote machine.
 
     Raises:
-        Misuse: the machine has fewer GPUs, or nothing gives its peak at this precision or its memory's bandwidth.
+        Misuse: the machine has fewer GPUs, or its peak at this precision or its memory bandwidth is unknown.
     """
     if (refusal := machine.too_few(ranks)) is not None:
         raise Misuse(refusal)
@@ -114,16 +114,16 @@ def ground_on(machine: PlannedMachine, ranks: int, precision: Precision) -> Grou
     )
 
 
-# Memory of the rank that holds most.
+# Memory of the rank that holds most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
     """Bytes of the rank that holds most.
 
-    basis: peak: the cost model of a step's peak. papers: no such model covers the setup: states, gathered weights, and
-    activations as the papers count them. states: the states alone do not fit, and the rest was not worked out.
-    is_least: it is at least so much, which is too much already.
+    basis: peak: the cost model of a step's peak. papers: no such model covers the setup, so it is states, gathered
+    weights, and activations as the papers count them. states: the states alone do not fit; the rest is not computed.
+    is_least: the figure is a lower bound, which is already too large.
     """
 
     total_bytes: int
@@ -134,7 +134,7 @@ class MemoryNeed:
 
 
 def memory_need(case: Case, ground: Ground) -> MemoryNeed:
-    """Return the memory of the rank that holds most, compared with a rank's room."""
+    """Compare the memory of the rank that holds most with that of a rank."""
     if ground.machine is not None:
         fit = memory_fit(case, ground.machine)
     else:
@@ -168,11 +168,11 @@ def _paper_activations(case: Case) -> int:
 
 
 NOT_IN_STATES = ("accumulate", "microbatches", "checkpoint", "checkpoint_every", "reduce", "loss_chunks")
-"""Options that change nothing of what a rank holds between steps."""
+"""Options that do not affect what a rank holds between steps."""
 
 
 def states_bytes(case: Case) -> int:
-    """Return what a rank holds between steps and gathers, at the least: that of the first rank."""
+    """Return a lower bound of what a rank holds between steps and gathers: that of the first rank."""
     if case.options.get("offload"):
         return 0
     spec = case.spec()

@@ -1,7 +1,7 @@
-"""What setups are compared on where the machine is this one: the rates that its history has measured.
+"""The ground of a choice on this machine: the measured rates in its history.
 
-A choice here measures nothing itself. Where no step can be predicted, it is refused with the commands that measure what
-is missing.
+The choice itself measures nothing. If no step can be predicted, the refusal names the command that measures a missing
+rate.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from workloads.spec import Device
 
 
 def ground_here(bases: Sequence[Case], history: Runs, *, cores: int, gpus: Sequence[Gpu]) -> Ground:
-    """Return what setups are compared on here. bases: a case of each strategy, all on the same ranks.
+    """Return the ground on this machine. bases: a case of each strategy, all on the same ranks.
 
     Raises:
-        Misuse: the history lacks what every strategy needs; the message has the command that measures it.
+        Misuse: the history lacks a rate for every strategy; the message has the command that measures it.
         InfrastructureFailed: the history cannot be read.
     """
     first = bases[0]
@@ -35,7 +35,7 @@ def ground_here(bases: Sequence[Case], history: Runs, *, cores: int, gpus: Seque
     if not known:
         reason = next(reason for reason in reasons.values() if reason is not None)
         raise Misuse(f"nothing is predicted here: {reason.reason}; or plan for another machine with --on")
-    # A strategy that sends nothing rests on no link.
+    # A strategy that sends nothing needs no link.
     fullest = max(known, key=lambda name: len(of_bases[name].rests_on))
     return Ground(
         ranks=first.ranks,
@@ -48,7 +48,7 @@ def ground_here(bases: Sequence[Case], history: Runs, *, cores: int, gpus: Seque
 
 
 def _room_bytes(device: Device, ranks: int, gpus: Sequence[Gpu]) -> int | None:
-    """Return the memory of a rank: that of the smallest GPU, or an equal share of what the host has left."""
+    """Return the memory of a rank: that of the smallest GPU, or an equal share of the host's free memory."""
     if device == "cpu":
         return available_bytes() // ranks
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]

@@ -1,4 +1,4 @@
-"""Prices of setups: memory and step by the cost models, and a cheap bound that says in which order to ask for them."""
+"""Prices of setups: memory and step by the cost models, and a cheap bound that orders the search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workloads.options import MICROBATCHES, microbatch_count
 from workloads.pipeline_parallel.expected_step import missing_link, step_of
 
 COMPUTING, RECOMPUTING, BUBBLE, OPTIMIZER = "computing", "recomputing", "bubble", "optimizer"
-"""Parts of a step that are not communication; the others have the name of the level that is crossed."""
+"""Parts of a step that are not communication; the other parts are named for the level that they cross."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Candidate:
 
     parts_s: of the step; exposed communication by the outermost level of links that it crosses.
     levels: the outermost level that each axis of the mesh crosses.
-    corners_s: the step where the machine computes and sends at the ends of its rates.
+    corners_s: the step if computing and links have the rates at the ends of their ranges.
     """
 
     case: Case
@@ -54,17 +54,17 @@ class Candidate:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """The step at the fastest and at the slowest corner, with the setup's own error."""
+        """The step at the fastest and the slowest corner, with the setup's own error."""
         return min(self.corners_s.values()) * (1 - OWN_ERROR), max(self.corners_s.values()) * (1 + OWN_ERROR)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all ranks."""
+        """Tokens per second of all ranks."""
         return self.case.shape.tokens / self.step_s
 
     @property
     def limit(self) -> tuple[str, float]:
-        """What limits the step, with its share: the largest part but computing, or computing where all are small."""
+        """The limit of the step, with its share: the largest part except computing, or computing if all are small."""
         losses = {name: part_s / self.step_s for name, part_s in self.parts_s.items() if name != COMPUTING}
         name = max(losses, key=losses.__getitem__, default=COMPUTING)
         if losses.get(name, 0.0) < SMALL_LOSS:
@@ -73,12 +73,12 @@ class Candidate:
 
 
 SMALL_LOSS = 0.03
-"""A part of the step that is no more does not limit it."""
+"""A part of the step with no larger share does not limit it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """How many times faster a setup is than another. low, high: over the rates at which both may run."""
+    """How many times faster one setup is than another. low, high: over the possible rates."""
 
     value: float
     low: float
@@ -91,10 +91,10 @@ class Ratio:
 
 
 def speed_ratio(faster: Candidate, slower: Candidate) -> Ratio:
-    """Return how many times faster a setup is than another, both on the same machine.
+    """Return how many times faster one setup is than another on the same machine.
 
-    At each corner both have the same rates, so that an error of these counts only as far as the two differ in what they
-    do: of two that compute alike it cancels. What is left is each setup's own error, which is not shared.
+    At each corner both have the same rates, so an error of the rates counts only as far as the two setups do different
+    work; it cancels for equal work. Each setup's own error, which they do not share, remains.
     """
     at = [slower.corners_s[corner] / faster.corners_s[corner] for corner in faster.corners_s]
     own = (1 + OWN_ERROR) / (1 - OWN_ERROR) if faster.case != slower.case else 1.0
@@ -103,7 +103,7 @@ def speed_ratio(faster: Candidate, slower: Candidate) -> Ratio:
 
 @dataclass(slots=True, kw_only=True)
 class Pricing:
-    """Prices setups on one ground, each at most once. predicted_count: of steps that were worked out in full."""
+    """Prices setups on one ground, each at most once. predicted_count: number of steps that were fully predicted."""
 
     ground: Ground
     predicted_count: int = 0
@@ -113,10 +113,10 @@ class Pricing:
     _lines: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
     _computes: dict[Hashable, ComputeTime] = field(default_factory=dict)
 
-    # Memory.
+    # Memory
 
     def memory(self, case: Case) -> MemoryNeed:
-        """Return the memory of the rank that holds most; only the states where these do not fit."""
+        """Return the memory of the rank that holds most; only the states if they alone do not fit."""
         key = _key(case)
         if key not in self._memory:
             least = self._least(case)
@@ -139,10 +139,10 @@ class Pricing:
             self._states[key] = states_bytes(case)
         return self._states[key]
 
-    # A step.
+    # The step
 
     def compute(self, case: Case, corner: Corner = "value") -> ComputeTime:
-        """Return what a mean rank computes, at the rates of a corner."""
+        """Return the computing time of a mean rank at the rates of a corner."""
         axes = case.spec().mesh(case)
         key = (
             case.strategy,
@@ -160,9 +160,9 @@ class Pricing:
         return self._computes[key]
 
     def bound_s(self, case: Case) -> float:
-        """Return about the least that the step can take: computing, the schedule's bubble, and what runs inside stages.
+        """Return an approximate lower bound of the step: computing, the schedule's bubble, and transfers inside stages.
 
-        Cheap: nothing is simulated. It orders setups, and ends the search where no other can be faster.
+        It is cheap, because it simulates nothing. It orders setups, and ends the search when no other can be faster.
         """
         spec, compute = case.spec(), self.compute(case)
         pipeline = spec.pipeline(case)
@@ -184,7 +184,7 @@ class Pricing:
         return step_of_times(compute, timed, hiding=self.ground.rates(case).hiding.at(corner))
 
     def _transfer_s(self, transfer: Transfer, axes: Mapping[str, int], case: Case, corner: Corner = "value") -> float:
-        """Return the time of a transfer; those of a byte and of a call are worked out once for each kind of group."""
+        """Return the time of a transfer; the times of a byte and of a call are computed once for each kind of group."""
         axis = transfer_axis(transfer, axes)
         key = (transfer.collective, axis, corner)
         if key not in self._lines:
@@ -201,7 +201,7 @@ class Pricing:
         return call_s, (axis_time_s(collective, large, axis, interconnect, case.backend) - call_s) / large
 
     def candidate(self, case: Case) -> Candidate | Absent:
-        """Return a setup that fits with its step, or why no step is predicted."""
+        """Return the candidate of a setup that fits, or why no step is predicted."""
         key = _key(case)
         if key not in self._candidates:
             self._candidates[key] = self._candidate(case)
@@ -235,7 +235,7 @@ class Pricing:
         )
 
     def _optimizer_s(self, case: Case) -> dict[Corner, float] | Absent:
-        """Return the time of the optimizer of the rank that updates most at each corner."""
+        """Return the optimizer's time at each corner, on the rank with the largest update."""
         memory, moved_bytes = self.ground.rates(case).memory, optimizer_bytes(case)
         assert not isinstance(memory, Absent), "a ground has the memory's rate"
         if isinstance(moved_bytes, Absent):
@@ -244,7 +244,7 @@ class Pricing:
 
     def _step(self, case: Case, compute: ComputeTime) -> StepTime | Absent:
         if is_fp8(case):
-            return Absent(reason="nothing is assumed of the rate of fp8 products")
+            return Absent(reason="no rate is assumed for fp8 products")
         spec, links = case.spec(), self.ground.rates(case).links
         if isinstance(links, Absent):
             return step_of(case, spec, compute=compute, interconnect=links)
@@ -255,10 +255,10 @@ class Pricing:
         return self._overlapped(case, compute)
 
     def _by_level(self, case: Case, step: StepTime) -> tuple[dict[str, float], dict[str, str]]:
-        """Return exposed communication by the outermost level that it crosses, and that level by axis.
+        """Return exposed communication by the outermost level that it crosses, and this level for each axis.
 
-        What runs inside the actions of a pipeline's stages is exposed in full, and again in the bubble. The rest is
-        shared in proportion to the time on each level.
+        Transfers inside a pipeline's stages are fully exposed, and count again in the bubble. The rest is divided in
+        proportion to the time on each level.
         """
         links, spec = self.ground.rates(case).links, case.spec()
         if isinstance(links, Absent):
@@ -286,10 +286,10 @@ class Pricing:
         return exposed_s, levels
 
     def _at(self, case: Case, step: StepTime, computing: Corner, links: Corner) -> float:
-        """Return the step without its optimizer where computing and links have the rates of these corners.
+        """Return the step, without its optimizer, with computing and links at the rates of these corners.
 
-        A pipeline's bubble is taken to grow as its computing slows down, and its exposed communication as its links do;
-        other strategies are predicted again, since slower links may expose what was hidden.
+        A pipeline's bubble is assumed to grow in proportion to computing, and its exposed communication to the time of
+        its transfers. Other strategies are predicted again, because slower links may expose hidden communication.
         """
         compute = self.compute(case, computing)
         if isinstance(self.ground.rates(case).links, Absent):
@@ -306,17 +306,17 @@ class Pricing:
 
 
 def _bubble_ratio(pipeline: Pipeline) -> float:
-    """Return the bubble of equal stages as a share of what a rank does; 0 where halves of backward may fill it."""
+    """Return the bubble of equal stages as a share of a rank's work; 0 if halves of backward may fill it."""
     if pipeline.schedule in HALVED_BACKWARD:
         return 0.0
     return (pipeline.ranks - 1) / (pipeline.microbatches * pipeline.stages_per_rank)
 
 
 def _fewer_microbatches(case: Case) -> Case | None:
-    """Return the case with only as many microbatches of the same size as fill a pipeline, or None if it has no more.
+    """Return the case with just enough microbatches of the same size to fill the pipeline; None if it has no more.
 
-    It holds no more than the case: as many microbatches are in flight, and fewer wait in buffers. It is far quicker to
-    predict, as its memory is followed action by action.
+    It holds no more than the case: equally many microbatches are in flight, and fewer wait in buffers. It is far faster
+    to predict, because memory is followed action by action.
     """
     pipeline = case.spec().pipeline(case)
     if pipeline is None:

@@ -1,7 +1,7 @@
-"""The question of a choice, as cases: each strategy on this model and these ranks, with the options that the user set.
+"""Turns the question of a choice into cases: each strategy on the model and ranks, with the options that the user set.
 
-All strategies keep weights in the same way, so that they do the same arithmetic: in bf16 as FSDP2 does by default,
-unless the user sets `weights`. A strategy that refuses that keeps its own default.
+All strategies store weights alike, so that they do the same arithmetic: in bf16 like FSDP2's default, unless the user
+sets `weights`. A strategy that refuses this keeps its own default.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from workloads.cost_models.shape import Shape
 from workloads.spec import Backend, Device, OptionValue, Precision, StrategySpec
 
 SAME_WEIGHTS = "bf16_compute"
-"""How all strategies keep weights in bf16: copies in bf16 compute, and fp32 weights are updated."""
+"""How all strategies store weights in bf16: bf16 copies compute, and fp32 weights are updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked: which strategy, and in which setup, trains this model best.
+    """The question of which strategy, in which setup, trains this model best.
 
-    strategies: to choose from; none: all that train. options: `KEY=VALUE` texts that are set in each of them; a
-    strategy that has not all of these options is left out.
+    strategies: to choose from; empty for all that train. options: `KEY=VALUE` texts for each of them; a strategy that
+    lacks one of these options is left out.
     """
 
     shape: Shape
@@ -38,7 +38,7 @@ class Question:
     options: Sequence[str] = ()
 
     def check_ranks(self) -> None:
-        """Refuse numbers of ranks that no case has.
+        """Refuse numbers of ranks that no case may have.
 
         Raises:
             Misuse: there are too few or too many.
@@ -47,7 +47,7 @@ class Question:
             raise Misuse(f"ranks is {self.ranks}; it may be 1 to {MOST['ranks']}")
 
     def bases(self) -> tuple[list[Case], dict[str, OptionValue]]:
-        """Return a case of each strategy, and the options that are set in all of them.
+        """Return a case of each strategy, and the options that are the same in all of them.
 
         Raises:
             Misuse: a strategy or an option is unknown, or no strategy has all options.
@@ -95,7 +95,7 @@ class Question:
 
 
 def _with_weights(case: Case) -> Case:
-    """Return the case with the weights of all, unless its spec refuses these."""
+    """Return the case with the common weights, unless its spec refuses them."""
     rounded = replace(case, options={**case.options, WEIGHTS.name: SAME_WEIGHTS})
     spec = case.spec()
     refused = set(spec.all_refusals(rounded, is_here=False)) - set(spec.all_refusals(case, is_here=False))

@@ -1,4 +1,4 @@
-"""The report of a choice: at most ten candidates, why the first is as it is, and which strategy pays."""
+"""Reports a choice: at most ten candidates, an explanation of the first, and the strategy that pays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.report.table import Block, Table, indented
 BAR = 8
 """Characters of the longest bar."""
 REASONS = 4
-"""Reasons of refusal that are printed; JSON has all."""
+"""Limit of printed reasons of refusal; JSON has all."""
 COLUMNS = (
     "strategy",
     "options",
@@ -37,19 +37,19 @@ COLUMNS = (
 
 
 def choice_page(ranking: Ranking, explanations: list[Explanation]) -> Iterator[Block]:
-    """Yield the candidates, what was left out and why, the explanation of the first, and the sentence at the end."""
+    """Yield the candidates, the setups left out and why, the explanation of the first, and the conclusion."""
     yield from _table(ranking)
     yield ""
     yield from _left_out(ranking)
     if ranking.best is not None:
         if explanations:
-            yield f"why the first, {_named(ranking.best)}, has these options, by predictions of its neighbours:"
+            yield f"why the first, {ranking.best.case.strategy}, has these options, by predictions of its neighbours:"
             if (where := placement(ranking.best)) is not None:
                 yield indented(f"mesh: {where}")
             yield from (indented(each.line) for each in explanations)
         if ranking.objective == "throughput":
             yield f"intervals: {ranking.ground.origin}"
-            yield "ratios: both setups at the same rates, so that an error of these counts only where they differ"
+            yield "ratios: both setups have the same rates, so errors of the rates count only where the setups differ"
         yield from (f"rests on {line}" for line in ranking.ground.rests_on)
         yield ""
     yield closing(ranking)
@@ -84,16 +84,12 @@ def _rate(tokens_per_second: float) -> str:
 
 
 def options_words(case: Case) -> str:
-    """Return the options that are not the strategy's defaults: "accumulate=4 checkpoint=full"; "-" where all are."""
+    """Return the options that differ from the defaults: "accumulate=4 checkpoint=full"; "-" if there are none."""
     return " ".join(f"{name}={written(value)}" for name, value in options_set(case).items()) or "-"
 
 
-def _named(candidate: Candidate) -> str:
-    return candidate.case.strategy
-
-
 def _left_out(ranking: Ranking) -> Iterator[str]:
-    """Yield what became of the setups that are no line of the table."""
+    """Yield the counts of, and the reasons for, setups that are not in the table."""
     refused = sum(each.count for each in ranking.refused)
     yield (
         f"{ranking.setups_count:,} setups of {plural(len(ranking.searches), 'strategy', 'strategies')}:"
@@ -127,11 +123,11 @@ def _unfit_words(ranking: Ranking, unfit: Unfit) -> str:
     return f"{unfit.case.strategy} with {options_words(unfit.case)}, {memory_words(unfit)}{room}"
 
 
-# The sentence at the end.
+# The conclusion
 
 
 def closing(ranking: Ranking) -> str:
-    """Return which strategy pays, over which other one, and why the plainest strategies are not it."""
+    """Return which strategy pays, by how much over the next, and why the plainest strategies do not fit."""
     best = ranking.best
     if best is None:
         return _nothing_fits(ranking)
@@ -167,7 +163,7 @@ def closing(ranking: Ranking) -> str:
     else:
         line = f"{best.case.strategy} pays: {_over(best, others[0])}"
     if equals:
-        line += f"; {plural(len(equals), f'other {best.case.strategy} setup')} cannot be told apart from the first"
+        line += f"; {plural(len(equals), f'other {best.case.strategy} setup')} cannot be distinguished from the first"
     return "; ".join(part for part in (line, _plainest(ranking)) if part)
 
 
@@ -177,7 +173,7 @@ def _over(best: Candidate, other: Candidate) -> str:
 
 
 def _plainest(ranking: Ranking) -> str:
-    """Return why the strategies that people use by default do not fit; "" where they do, or were not asked for."""
+    """Return why the plainest strategies do not fit; "" if they do, or were not compared."""
     parts = []
     for name in PLAINEST:
         if (unfit := ranking.unfit.get(name)) is not None:
@@ -203,7 +199,7 @@ def _nothing_fits(ranking: Ranking) -> str:
     return f"{line}; {larger.words} would fit, with {readable(larger.memory.total_bytes, 'bytes')}"
 
 
-# For programs.
+# For programs
 
 
 def choice_rows(ranking: Ranking) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""Search for the fastest setups of a strategy that fit, which works out few of them in full.
+"""Searches for the fastest setups of a strategy that fit, and fully predicts only a few of them.
 
-Setups are visited in the order of a bound on their step; the search ends where no other can be faster than the best. Of
-setups that differ only in options along which memory falls, one that does not fit decides for all that hold more;
-and where the one that holds least does not fit, none of them does.
+Setups are visited in the order of a bound on their step; the search ends when no other can be faster than the best.
+Among setups that differ only in options along which memory falls, one that does not fit rules out all that hold more;
+if the one that holds least does not fit, none does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from workloads.spec import OptionValue, StrategySpec
 
 Objective = Literal["throughput", "memory"]
 MOST_MORE = 16
-"""Setups of the fastest strategy that are worked out besides its best, for the table's other lines."""
+"""Further setups of the fastest strategy to evaluate, for the other lines of the table."""
 MORE_UP_TO = 1.5
-"""No more of them are where a step takes so many times the best."""
+"""Setups whose step takes more than this many times the best are not among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """A setup that does not fit, with what it would hold."""
+    """A setup that does not fit, with its memory."""
 
     case: Case
     memory: MemoryNeed
@@ -36,11 +36,11 @@ class Unfit:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What the search of one strategy gave.
+    """The result of the search for one strategy.
 
-    candidates: setups that were worked out, in the order of their steps. unfit_count: setups that do not fit.
-    nearest: of those that do not fit, the one that holds least. slower_count: setups that fit or may fit, and were not
-    worked out because they cannot be faster. added_count: setups outside the grid that were tried as well.
+    candidates: the evaluated setups, best first. unfit_count: setups that do not fit. nearest: of those, the one that
+    holds least. slower_count: setups that fit or may fit, but were skipped because they cannot be faster.
+    added_count: setups outside the grid that were also tried.
     unpredicted: reasons why steps are absent, with the number of setups.
     """
 
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest setup, or with the objective memory the smallest."""
+        """The fastest setup, or the smallest if the objective is memory."""
         return self.candidates[0] if self.candidates else None
 
 
@@ -62,8 +62,8 @@ class Outcome:
 class _Group:
     """Setups that differ only in options along which memory falls.
 
-    least: the case that holds least. unfit: places of setups that do not fit; a setup whose place is nowhere beyond one
-    of these holds at least as much.
+    least: the case that holds least. unfit: places of setups that do not fit. A setup whose place exceeds such a place
+    in no option holds at least as much.
     """
 
     least: Case
@@ -97,7 +97,7 @@ class Search:
         self.outcome.slower_count = len(setups.cases) - len(self._queue)
 
     def run(self) -> Outcome:
-        """Visit setups until no other can be better than the best, and return what was worked out."""
+        """Visit setups until no other can be better than the best, and return the outcome."""
         best_s = float("inf")
         while self._queue and (self._queue[0][0] < best_s or self.objective == "memory"):
             _, _, case = heapq.heappop(self._queue)
@@ -106,7 +106,7 @@ class Search:
         return self._sorted()
 
     def more(self) -> Outcome:
-        """Visit a few setups more, which may have other meshes than the best."""
+        """Visit a few more setups, with other meshes than the best."""
         best = self.outcome.best
         count = 0
         while best is not None and self._queue and count < MOST_MORE:
@@ -121,14 +121,14 @@ class Search:
         return self._sorted()
 
     def among(self, wanted: Mapping[str, OptionValue]) -> Outcome:
-        """Search only setups with these options, and return what that gave."""
+        """Search only among setups with these options."""
         whole = self.outcome.setups
         cases = [case for case in whole.cases if all(case.options[name] == value for name, value in wanted.items())]
         part = Setups(spec=whole.spec, grid=whole.grid, cases=cases)
         return Search(part, self.pricing, self.objective).run()
 
     def add(self, case: Case) -> Candidate | None:
-        """Work out one more setup of the strategy, with options that are not in the grid."""
+        """Evaluate another setup of the strategy, with options that are not in the grid."""
         if any(each.case == case for each in self.outcome.candidates):
             return None
         self.outcome.added_count += 1
@@ -150,11 +150,11 @@ class Search:
         return self.outcome
 
     def left(self) -> int:
-        """Return how many setups were not visited, as they cannot be faster."""
+        """Return how many setups were skipped because they cannot be faster."""
         return len(self._queue) + self.outcome.slower_count
 
     def _visit(self, case: Case) -> Candidate | None:
-        """Work out a setup; return None where it does not fit, or its step is absent."""
+        """Evaluate a setup; return None if it does not fit or its step is absent."""
         group, place = self._groups[self._group_key(case)], self._place(case)
         if not group.is_checked:
             group.is_checked = True
@@ -193,7 +193,7 @@ def _mesh(case: Case) -> tuple[tuple[str, int], ...]:
 
 
 def _closeness(memory: MemoryNeed) -> tuple[bool, int]:
-    """Return the order of setups that do not fit: whose whole memory was worked out, and then by memory."""
+    """Return the sort key of setups that do not fit: those with fully computed memory first, then by memory."""
     return memory.basis == "states", memory.total_bytes
 
 

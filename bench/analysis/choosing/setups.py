@@ -1,7 +1,7 @@
-"""Every setup that a choice is between: each strategy's values of `Option.search`, and what is refused, by reason.
+"""Enumerates the setups of a choice, from each strategy's `Option.search` values, and counts refused setups by reason.
 
-Options are set one after the other, those of the mesh first. A branch ends early where a reason stays whatever one
-further option is changed to, so that a mesh that divides nothing costs a few checks and not thousands.
+Options are set one after the other, those of the mesh first. A branch ends early if no change of a single further
+option removes a refusal, so an impossible mesh costs a few checks instead of thousands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Grid = Mapping[str, tuple[OptionValue, ...]]
 class Refused:
     """Setups that a strategy refuses for one reason.
 
-    count: of setups. example: the reason as the spec gave it for one of them.
+    count: of setups. example: the spec's reason for one of them.
     """
 
     strategy: str
@@ -32,13 +32,13 @@ class Refused:
 
     @property
     def reason(self) -> str:
-        """What is wrong, without what would work."""
+        """What is wrong, without the remedy."""
         return _clause(self.example)
 
 
 @dataclass(slots=True, kw_only=True)
 class Setups:
-    """The setups of one strategy. cases: those that can run. refused: by the kind of reason."""
+    """The setups of one strategy. cases: those that can run. counts, examples: of refusals, by kind of reason."""
 
     spec: StrategySpec
     grid: Grid
@@ -55,7 +55,7 @@ class Setups:
         )
 
     def refuse(self, reason: str, count: int) -> None:
-        """Count setups that are refused for a reason."""
+        """Count setups as refused for a reason."""
         kind = _kind(reason)
         self.counts[kind] += count
         self.examples.setdefault(kind, reason)
@@ -68,9 +68,9 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def grid_of(spec: StrategySpec, case: Case, fixed: Mapping[str, OptionValue]) -> Grid:
-    """Return the values that are searched: of the mesh first, then those that divide the batch, then the others.
+    """Return the values to search for each option: mesh, then choices, then divisors of the batch, then falling memory.
 
-    fixed: options that the user set, which have this value only.
+    fixed: options that the user set, which are left out.
     """
     options = [option for option in spec.options if option.search is not None and not option.search.is_late]
     options.sort(key=_place)
@@ -96,7 +96,7 @@ def _values(option: Option, case: Case) -> tuple[OptionValue, ...]:
 
 
 def setups_of(base: Case, fixed: Mapping[str, OptionValue]) -> Setups:
-    """Return the setups of a case's strategy. base: with the options' defaults and those that the user set."""
+    """Return the setups of a case's strategy. base: with default options and those that the user set."""
     spec = base.spec()
     setups = Setups(spec=spec, grid=grid_of(spec, base, fixed))
     needs = spec.needs
@@ -113,7 +113,7 @@ def setups_of(base: Case, fixed: Mapping[str, OptionValue]) -> Setups:
 
 
 def _walk(setups: Setups, case: Case, names: Sequence[str]) -> None:
-    """Add the setups of a case whose options `names` are still to be set."""
+    """Add the setups of a case, of which the options `names` are not set yet."""
     if not names:
         settled = settle(case)
         if reasons := setups.spec.all_refusals(settled, is_here=False):
@@ -121,7 +121,7 @@ def _walk(setups: Setups, case: Case, names: Sequence[str]) -> None:
         else:
             setups.cases.append(settled)
         return
-    if (lasting := _lasting(setups, case, names)) is not None:
+    if (lasting := _lasting_refusal(setups, case, names)) is not None:
         setups.refuse(lasting, math.prod(len(setups.grid[name]) for name in names))
         return
     first, *others = names
@@ -129,11 +129,11 @@ def _walk(setups: Setups, case: Case, names: Sequence[str]) -> None:
         _walk(setups, _with(case, {first: value}), others)
 
 
-def _lasting(setups: Setups, case: Case, names: Sequence[str]) -> str | None:
-    """Return a reason that stays whatever one of the options is changed to; None where there is none."""
+def _lasting_refusal(setups: Setups, case: Case, names: Sequence[str]) -> str | None:
+    """Return a refusal that no change of a single option removes; None if there is none."""
     common: dict[str, str] | None = None
     for changes in _single_changes(setups.grid, names):
-        # Refusals of a case that is not settled may differ in nothing but options that are `auto`.
+        # The case is not settled; its refusals can differ only in options that are `auto`.
         reasons = setups.spec.all_refusals(_with(case, changes), is_here=False)
         kinds = {_kind(reason): reason for reason in reasons}
         common = kinds if common is None else {kind: reason for kind, reason in common.items() if kind in kinds}
@@ -163,5 +163,5 @@ def _kind(reason: str) -> str:
 
 
 def _clause(reason: str) -> str:
-    """Return what is wrong, without what would work, which follows a semicolon or a colon."""
+    """Return what is wrong, without the remedy, which follows a semicolon or a colon."""
     return re.split(r"[;:] ", reason, maxsplit=1)[0]

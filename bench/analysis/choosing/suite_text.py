@@ -1,4 +1,4 @@
-"""The candidates of a choice as a suite file, which `observatory suite plan` and `suite run` read."""
+"""Writes the candidates of a choice as a suite file, for `observatory suite plan` and `suite run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from workloads.spec import OptionValue
 def write_suite(path: Path, ranking: Ranking, *, shape_name: str, command: str) -> None:
     """Write the candidates as cases of one block, the first candidate with the highest importance.
 
-    shape_name: a preset, or the path of a config.json. command: that made the choice, for the file's first line.
+    shape_name: a preset, or the path of a config.json. command: the one that made the choice, for the file's first
+        line.
 
     Raises:
         Misuse: there is no candidate, or the file cannot be written.
@@ -34,7 +35,7 @@ def write_suite(path: Path, ranking: Ranking, *, shape_name: str, command: str) 
 
 
 def suite_text(ranking: Ranking, *, shape_name: str, folder: Path, command: str) -> str:
-    """Return the text of the suite file. folder: in which it will be, to which a config.json is relative."""
+    """Return the text of the suite file. folder: of the file, to which a config.json's path is relative."""
     first = ranking.candidates[0].case
     lines = [
         f"# Candidates of `{command}`, best predicted first. Made by observatory; change it freely.",
@@ -73,7 +74,7 @@ def _shape(shape_name: str, folder: Path) -> str:
 
 
 def _dimensions(case: Case, shape_name: str) -> list[str]:
-    """Return the dimensions that the suite must set: all, unless the shape is a preset that has them."""
+    """Return the dimensions that the suite must set: the batch, and those that the shape's preset does not have."""
     preset = PRESETS.get(shape_name)
     return [
         name

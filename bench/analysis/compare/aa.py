@@ -1,4 +1,4 @@
-"""`observatory compare --aa`: one side twice in turn, for the noise of each series of a suite."""
+"""`observatory compare --aa`: measures a suite twice in turn, for the noise of each of its series."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.store.summary import Summary
 from bench.suite.plan import PlannedCase
 
 NIGHTS_SEARCHED = 200
-"""Runs of a series, newest first, that tell how nights differ."""
+"""Newest runs of a series that are searched for the difference between nights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CasePair:
-    """Both runs of a case of the suite, as they were stored. name: of the case."""
+    """Both stored runs of a case of the suite. name: of the case."""
 
     name: str
     runs: PersistedRuns
@@ -33,7 +33,7 @@ def measure_twice(
 ) -> list[CasePair]:
     """Measure each case twice in turn, one case after the other, and store the runs as ad hoc.
 
-    The list ends with the case in which a person ended it or the engine failed.
+    The list ends early if a person interrupts a case or the engine fails in it.
 
     Raises:
         InfrastructureFailed: nothing can be started or stored.
@@ -51,15 +51,15 @@ def measure_twice(
     return pairs
 
 
-# The report.
+# The report
 
 
 def report_of(
     suite: str, pairs: Sequence[CasePair], history: History | None, missing: Iterable[str] = ()
 ) -> NoiseReport:
-    """Return the noise of each series that was measured twice, and the number of false differences.
+    """Return the noise of each series that was measured twice, and the false differences.
 
-    history: of earlier nights; None where the store does not answer.
+    history: of earlier nights; None if the store does not answer.
     """
     compared: list[tuple[str, Summary, list[FigureChange]]] = []
     lines = list(missing)
@@ -76,7 +76,7 @@ def report_of(
         past = () if history is None else history.baselines(first.case.key(), first.hardware, NIGHTS_SEARCHED)
         nights = nights_of(first.case, past)
         for change in changed:
-            # Of a figure that is noisy and above 0, the noise is a share of it.
+            # Noise is a share of the figure, so only noisy figures above 0 have it.
             if not change.is_exact and change.scale == "ratio":
                 noise = noise_over(nights, change.a.metric, change.a.labels, [change.a.trials, change.b.trials])
                 series.append(SeriesNoise(case=name, estimate=change.a, trials=first.case.trials, noise=noise))

@@ -1,4 +1,4 @@
-"""`observatory compare --ab`: two option sets or two checkouts, measured now and in turn."""
+"""`observatory compare --ab`: measures two sets of options or two checkouts now, in turn."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from bench.suite.progress import Progress
 from workloads.cost_models.shape import DIMENSIONS
 
 _ALIKE = ("trials", "steps", "warm_up", "trace_steps", "seed")
-"""How often and how long a side is measured, and with which weights: alike on both, or there is nothing to compare."""
+"""Settings that must be equal on both sides: how often and how long they are measured, and with which weights."""
 _NUMBERS = ("ranks", "threads", "save_every", *DIMENSIONS)
 _BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRequest:
-    """One side as a person requests it. settings: KEY=VALUE texts. checkout: a folder or commit; None: this program."""
+    """The user's request for a side. settings: KEY=VALUE texts. checkout: a folder or commit; None for this program."""
 
     settings: tuple[str, ...] = ()
     checkout: str | None = None
 
 
-# The sides as cases.
+# The sides as cases
 
 
 def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs:
-    """Return the case of one side: what both have, with this side's own KEY=VALUE.
+    """Return the case of one side: the common arguments, changed by this side's KEY=VALUE settings.
 
-    A key is one of a case (strategy, ranks, shape, a dimension, device, backend, precision, threads, bind), or an
-    option of the strategy.
+    A key is a parameter of a case (strategy, ranks, shape, a dimension, device, backend, precision, threads, bind) or
+    an option of the strategy.
 
     Raises:
-        Misuse: a text is not KEY=VALUE, a key is given twice or must be alike on both sides, or a value is no number
-            or no true or false.
+        Misuse: a text is not KEY=VALUE, a key is given twice or must be equal on both sides, or a value is not the
+            number or the true or false that the key needs.
     """
     keys = {field.name for field in fields(CaseArgs)} - {"dimensions", "options", "shape_name", *_ALIKE}
     names: set[str] = set()
@@ -78,17 +78,17 @@ def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs
             args = replace(args, **{key: int(value) if key in _NUMBERS else value})  # type: ignore[arg-type]
         else:
             options = [option for option in options if option.partition("=")[0] != key] + [f"{key}={value}"]
-    if "strategy" in names:  # An option that both sides were given and that this strategy lacks is the other's.
+    if "strategy" in names:  # A common option that this strategy lacks belongs to the other side's.
         known = {option.name for option in known_options(args.strategy)}
         options = [option for option in options if option.partition("=")[0] in known | names]
     return replace(args, options=tuple(options))
 
 
 def check_choices(args: CaseArgs, side: str) -> CaseArgs:
-    """Refuse a word that a case cannot have, which the options of a command line refuse themselves.
+    """Refuse an unknown value, which the ordinary command-line options refuse by themselves.
 
     Raises:
-        Misuse: it names the words that there are.
+        Misuse: a value is unknown; the message lists the known values.
     """
     from typing import get_args
 
@@ -104,9 +104,9 @@ def check_choices(args: CaseArgs, side: str) -> CaseArgs:
 
 @dataclass(slots=True)
 class PlannedSide:
-    """One side, checked. letter: A or B. words: what is its own, for people. tree: of its ranks; None: this program's.
+    """A checked side. letter: A or B. words: its own settings, for people. tree: of its ranks; None for this program's.
 
-    checkout: what the user named, of which the tree is.
+    checkout: what the user named; source of the tree.
     """
 
     letter: str
@@ -123,12 +123,12 @@ class PlannedSide:
 
     @property
     def title(self) -> str:
-        """What a message calls it."""
+        """Its name in messages."""
         return f"{self.letter}, {self.description}"
 
     @property
     def description(self) -> str:
-        """What it measures, and what is its own."""
+        """The case, and the side's own settings."""
         return f"{self.case.title}, {self.words}" if self.words else self.case.title
 
 
@@ -136,7 +136,7 @@ def plan_side(letter: str, args: CaseArgs, request: SideRequest, node: NodeResou
     """Return one side, checked against this machine.
 
     Raises:
-        Misuse, InfrastructureFailed: as `observatory run` would.
+        Misuse, InfrastructureFailed: as in `observatory run`.
     """
     side = letter.lower()
     try:
@@ -151,10 +151,10 @@ def plan_side(letter: str, args: CaseArgs, request: SideRequest, node: NodeResou
 
 
 def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedSide, PlannedSide]:
-    """Return both sides; start nothing.
+    """Return both sides without starting anything.
 
     Raises:
-        Misuse: they are the same, or cannot be compared; or one cannot be run.
+        Misuse: the sides are equal or cannot be compared, or one cannot run.
     """
     if a == b:
         raise Misuse(
@@ -165,7 +165,9 @@ def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedS
     sides = plan_side("A", args, a, node), plan_side("B", args, b, node)
     a_case, b_case = (side.case for side in sides)
     if a_case == b_case and a.checkout == b.checkout:
-        raise Misuse(f"A and B are the same case, {a_case.title}, because they set the defaults; set something else")
+        raise Misuse(
+            f"A and B are the same case, {a_case.title}, because the settings equal the defaults; set something else"
+        )
     if a_case.device != b_case.device:
         raise Misuse(
             f"A runs on {a_case.device} and B on {b_case.device}; figures from different hardware cannot be compared"
@@ -177,12 +179,12 @@ def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedS
     return sides
 
 
-# Measuring.
+# Measuring
 
 
 @contextmanager
 def checked_out(sides: Sequence[PlannedSide], requests: Sequence[SideRequest]) -> Iterator[None]:
-    """Have the source trees that the sides name, each checked, for as long as the context is open.
+    """Check out and check the source trees that the sides name, and keep them while the context is open.
 
     Raises:
         Misuse: a checkout cannot be used, or both are the same tree.
@@ -212,7 +214,7 @@ def measure_sides(
         for side in sides:
             if side.checkout is not None:
                 session.tell(f"{side.letter}: its ranks run from {side.checkout.title}")
-        # Sides of one source tree share an engine, and this program's is the session's.
+        # Sides with one source tree share an engine; for this program's tree it is the session's.
         places: dict[Path | None, CasePlace | None] = {None: None}
         for side in sides:
             if side.source not in places:
@@ -226,7 +228,7 @@ def measure_sides(
 
 
 def ad_hoc_order(title: str, case: Case, note: str, limit_s: float, place: CasePlace | None = None) -> CaseOrder:
-    """Return the order of a case whose run is no newest result of its series."""
+    """Return the order of a case whose run is ad hoc, not the newest result of its series."""
     settings = TrialSettings(limit_s=limit_s, purpose=Purpose(note=shortened_note(note)))
     return CaseOrder(case=case, title=title, settings=settings, place=place)
 
@@ -240,6 +242,6 @@ def take_turns(orders: Sequence[CaseOrder], session: Session, *, is_drawn: bool 
 
 
 def shortened_note(text: str) -> str:
-    """Return a note of a run that is not too long, on one line."""
+    """Return the text as a run's note: on one line, and not too long."""
     line = "".join(letter if letter.isprintable() else "?" for letter in text)
     return line if len(line) <= LONGEST_NOTE else f"{line[: LONGEST_NOTE - 3]}..."

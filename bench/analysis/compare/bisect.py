@@ -1,6 +1,6 @@
-"""Which commit changed a figure: a walk over the commits between a good and a bad one, by runs of pairs of trees.
+"""Finds the commit that changed a figure: a walk over the commits between a good and a bad one, measured in pairs.
 
-Knows neither git nor engines: whoever walks hands in how a pair is measured.
+Knows neither git nor engines: the caller passes in a function that measures a pair.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.gate.cause.attribution import MeasuredChange
 
 BisectOutcome = Literal["commit", "environment", "unsure"]
 EQUAL_RATIO = 0.02
-"""Trees are equal if they differ by less, where no change is suspected whose half would be the limit."""
+"""Trees that differ by less are equal. If a change is suspected, half of it is the limit instead."""
 
 
 class Unmeasurable(Exception):
@@ -23,16 +23,16 @@ class Unmeasurable(Exception):
 
 
 Measure = Callable[[str, str], MeasuredChange]
-"""Measures two commits in pairs; returns the change from the first to the second. Raises Unmeasurable."""
+"""Measures two commits in pairs and returns the change from the first to the second. Raises Unmeasurable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bisected:
-    """How a walk ended.
+    """The result of a walk.
 
-    commit: the one that made the change, with what it changed; else the change is of all commits, from the good to the
-    bad one. between: the commits among which it must be, oldest first. measured: how many pairs of commits were.
-    skipped: commits that cannot be run, with the reason.
+    commit: the culprit; None if there is none. change: that of the culprit, or else from the good to the bad commit.
+    between: the commits that may be the culprit, oldest first. measured: number of measured pairs of commits. skipped:
+    commits that cannot be run, with the reason.
     """
 
     outcome: BisectOutcome
@@ -45,19 +45,19 @@ class Bisected:
 
 
 def most_measured(count: int) -> int:
-    """Return how many pairs of commits are measured at most, if so many commits may have made the change."""
+    """Return the most pairs of commits that are measured if this many commits may have made the change."""
     return math.ceil(math.log2(max(count, 1))) + 2
 
 
 def bisect(commits: Sequence[str], measure: Measure, *, direction: int, suspected: float | None = None) -> Bisected:
-    """Return the commit that changed the figure, or that none did, or that the pairs do not tell.
+    """Find the commit that changed the figure, if one did and the pairs show it.
 
-    commits: the good one, then all that may have made the change, oldest first. direction: +1 if the figure rose.
-    suspected: the change that nights showed, of the logarithm.
+    commits: the good one, then all that may have made the change, oldest first. direction: +1 if the figure rose, else
+    -1. suspected: the change of the logarithm that nights showed.
 
-    Each step asks on which side of half of the whole change a commit lies, by the middle of its pairs: an interval that
-    must lie on one side would stop most walks. A step that was wrong ends at an innocent commit, which the last pair
-    (that commit and the one before it) does not show to have changed anything.
+    Each step decides, by the estimate from a commit's pairs, on which side of half of the whole change it lies: to
+    require that its interval lies on one side would stop most walks. After a wrong step, the walk ends at an innocent
+    commit; then the last pair (that commit and the one before it) does not show the change.
     """
     walk = _Walk(commits, measure)
     whole = walk.change(0, len(commits) - 1)
@@ -93,7 +93,7 @@ def bisect(commits: Sequence[str], measure: Measure, *, direction: int, suspecte
 
 @dataclass(slots=True)
 class _Walk:
-    """What was measured so far."""
+    """The commits, and the measurements so far."""
 
     commits: Sequence[str]
     measure: Measure
@@ -101,7 +101,7 @@ class _Walk:
     skipped: dict[int, str] | None = None
 
     def between(self, good: int, bad: int) -> int | None:
-        """Return the commit nearest to the middle of both that can be run; None if there is none."""
+        """Return the runnable commit nearest to the middle; None if there is none."""
         inside = [at for at in range(good + 1, bad) if at not in (self.skipped or {})]
         return min(inside, key=lambda at: abs(2 * at - good - bad), default=None)
 
@@ -134,6 +134,6 @@ class _Walk:
 
 
 def _logs(change: MeasuredChange, direction: int) -> tuple[float, float, float]:
-    """Return middle, low and high of a change, of the logarithm, so that the suspected direction is up."""
+    """Return middle, low and high of a change as logarithms, with the suspected direction as positive."""
     ends = sorted(direction * math.log(end) for end in (change.low, change.high))
     return direction * math.log(change.ratio), ends[0], ends[1]

@@ -1,4 +1,4 @@
-"""Pairs of commits for `observatory suite bisect`: which there are, how one is measured, how a walk is shown."""
+"""Pairs of commits for `observatory suite bisect`: lists the commits, measures a pair, and shows the result."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_STEP_SECONDS
 
 SCHEMA_VERSION = 1
 _FIRST = (RUN_STEP_SECONDS.name, RUN_MEAN_STEP_SECONDS.name)
-"""Figures that tell most of a case, if several got worse."""
+"""Preferred figures, if several of a case got worse."""
 
 
 def worse_figure(verdicts: list[Verdict], case: str, is_wanted: Callable[[SeriesKey], bool]) -> Verdict:
-    """Return the verdict on the figure of a case that got worse, a time of the step before others.
+    """Return the verdict on a figure of the case that got worse, preferably a time of the step.
 
     Raises:
-        Misuse: none got worse, or only an efficiency did.
+        Misuse: no figure got worse, or only an efficiency did.
     """
     names = sorted({verdict.key.case for verdict in verdicts})
     if case not in names:
         raise Misuse(f'case "{case}" is in no suite of this history; it has {", ".join(names) or "none"}')
     worse = [verdict for verdict in verdicts if verdict.key.case == case and verdict.outcome in BAD]
-    wanted = [verdict for verdict in worse if is_wanted(verdict.key) and not verdict.is_efficiency]
-    if not wanted:
+    candidates = [verdict for verdict in worse if is_wanted(verdict.key) and not verdict.is_efficiency]
+    if not candidates:
         what = "no figure of it" if not worse else "none of the figures that pairs of commits can measure"
         raise Misuse(f'case "{case}": {what} is worse; `observatory check` shows what is')
-    return min(wanted, key=lambda verdict: verdict.key.metric not in _FIRST)
+    return min(candidates, key=lambda verdict: verdict.key.metric not in _FIRST)
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
-    """Return the commits after the good one, up to the bad one, that change what is run; oldest first.
+    """Return the commits after the good one, up to the bad one, that change the code that runs; oldest first.
 
-    Of a merge, only the merge itself counts, as on the branch that nights run.
+    Of a merge, only the merge commit counts, as on the branch that nights run.
 
     Raises:
         Misuse: the good commit is not an ancestor of the bad one.
@@ -63,7 +63,7 @@ def commits_between(repository: Path, good: str, bad: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPairs:
-    """Measures pairs of commits on a session's nodes. order: of the case. key: of the figure."""
+    """Measures pairs of commits on a session's nodes. order: that of the case. key: that of the figure."""
 
     session: Session
     order: CaseOrder
@@ -81,7 +81,7 @@ class CommitPairs:
         """
         tell = self.session.tell
         try:
-            both = measure_pair(
+            sides = measure_pair(
                 self.session,
                 self.order,
                 (before, after),
@@ -93,12 +93,12 @@ class CommitPairs:
         except Misuse as error:
             tell(f"{after[:7]} is left out: {error}")
             raise Unmeasurable(str(error)) from None
-        if both.is_interrupted:
+        if sides.is_interrupted:
             raise KeyboardInterrupt
-        first, second = (log_trials(side, self.key.metric, self.key.labels) for side in (both.first, both.second))
+        first, second = (log_trials(side, self.key.metric, self.key.labels) for side in (sides.first, sides.second))
         change = change_of_pairs(first, second)
         if change is None:
-            why = both.failure or f"fewer than {FEWEST_PAIRS} pairs are complete"
+            why = sides.failure or f"fewer than {FEWEST_PAIRS} pairs are complete"
             tell(f"{after[:7]} is left out: {why}")
             raise Unmeasurable(why)
         tell(f"{before[:7]} to {after[:7]}: {change_text(change)}")
@@ -106,7 +106,7 @@ class CommitPairs:
 
 
 def bisected_lines(bisected: Bisected, figure: str, repository: Path) -> list[str]:
-    """Return the result in lines, of which the first names the commit, or the environment, or says unsure."""
+    """Return the result in lines; the first names the commit or the environment, or says "unsure"."""
     change = "" if bisected.change is None else f" {change_text(bisected.change)}"
     if bisected.outcome == "commit" and bisected.commit is not None:
         subject = git(repository, "show", "--no-patch", "--format=%h %s", bisected.commit)

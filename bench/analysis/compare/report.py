@@ -1,4 +1,4 @@
-"""Prints comparisons, and the noise that they rest on, as tables, JSON or CSV."""
+"""Prints comparisons, and the noise of a suite, as tables, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from workloads.cost_models.absent import Absent
 
 SCHEMA_VERSION = NOISE_SCHEMA_VERSION = 1
 MOST_ROWS = 15
-"""Rows of a table unless all are asked for."""
+"""Limit of a table's rows without `--all`."""
 STYLES: Mapping[ChangeOutcome, str] = {"better": "green", "worse": "red", "unsure": "yellow"}
 
 _TITLES = {
@@ -52,20 +52,20 @@ _TITLES = {
     probes.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH.name: "algbw",
     probes.RUN_MATMUL_FLOPS.name: "matmul",
 }
-"""Names of figures for people; others follow from the metric's name."""
+"""Names of figures for people; other names are derived from the metric's."""
 
 
-# Two sides: each figure on both, its change and what that means.
+# Two sides: each figure on both, its change and its outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """The comparison of two runs.
 
-    name: of the case. a_run, b_run: their ids. trials: complete ones of each. differences: between their cases.
-    is_in_turn: their trials took turns, so that figures are compared in pairs. arithmetic: of each side, see
-    `bench.analysis.compare.sides.arithmetic`. arithmetic_note: a line where they differ in it.
-    is_watched: of programs of one's own, whose trials are stretches of one run.
+    name: of the case. a_run, b_run: their ids. trials: number of complete trials of each. differences: between their
+    cases. is_in_turn: their trials took turns, so figures are compared in pairs. arithmetic: of each side, see
+    `bench.analysis.compare.sides.arithmetic`. arithmetic_note: a line if they differ in it. is_watched: the runs
+    watched the user's own programs; their trials are stretches of one run.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Compared:
 class Comparison:
     """The comparison of two sides. a, b: their names for readers. margin: see `bench.results.comparison.judge`.
 
-    missing: a line on each case that is not compared. notes: what else a reader must know.
+    missing: a line on each case that is not compared. notes: further notes for the reader.
     """
 
     a: str
@@ -98,7 +98,7 @@ class Comparison:
 def print_comparison(
     comparison: Comparison, format_name: str, console: Console | None = None, *, has_all: bool = False
 ) -> None:
-    """Print a comparison. has_all: all figures, in place of the main ones and at most `MOST_ROWS`."""
+    """Print a comparison. has_all: show all figures, not only main ones and at most `MOST_ROWS`."""
     write(
         format_name,
         _page(comparison, has_all=has_all),
@@ -142,7 +142,7 @@ def _page(comparison: Comparison, *, has_all: bool) -> Iterator[Block]:
 
 
 def _side_columns(runs: Compared) -> tuple[str, str]:
-    """Return the headers of both sides: `A` and `B`, with the main word in which their arithmetic differs."""
+    """Return the headers of both sides: `A` and `B`, with the main difference of their arithmetic."""
     of_a, of_b = (
         side.get(WEIGHTS.name, next(iter(side.values()), "")) for side in arithmetic_differences(*runs.arithmetic)
     )
@@ -150,7 +150,7 @@ def _side_columns(runs: Compared) -> tuple[str, str]:
 
 
 def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, *, has_all: bool) -> Iterator[str]:
-    """Yield what the table rests on."""
+    """Yield the lines below the table: counts, trials, and what the outcomes mean."""
     main, others = ([each for each in judged if is_main(each.change.a) == is_wanted] for is_wanted in (True, False))
     counts = [f"{plural(len(main), 'main figure')}: {_counts(main)}"] if main else []
     counts += [f"{plural(len(others), 'other')}: {_counts(others)}"] if others else []
@@ -162,7 +162,7 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
     of_trials = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
     is_watched = bool(comparison.compared) and all(runs.is_watched for runs in comparison.compared)
     if is_watched:
-        yield "one run a side, of whose stretches the intervals are; changes of the machine also count"
+        yield "one run on each side: intervals are over its stretches; changes of the machine also count"
     elif turns[True] and turns[False]:
         yield f"{of_trials} trials a side; those of {plural(turns[True], 'case')} took turns, and are compared in pairs"
     elif turns[True]:
@@ -182,7 +182,7 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
         margin = 100 * comparison.margin
         yield f"same: the interval is within {margin:g} % either way, or all trials of both sides are equal"
     if "unsure" in outcomes and not is_watched:
-        yield "unsure: about so many more trials a side would settle it, with 80 % power"
+        yield "unsure: ~N more trials on each side would decide, with 80 % power"
     if any(each.outcome == "unsure" and each.change.is_short for each in judged) and not is_watched:
         yield (
             f"fewer than {LEAST_APART} trials of a side, measured apart, show only a difference beyond {LARGE:g}x,"
@@ -209,7 +209,7 @@ def outcome_words(judged: JudgedChange) -> str:
 
 
 def change_words(change: FigureChange) -> str:
-    """Return the change for people: `+3.2 % [+1.1, +5.4]`; of shares, in points: `-4.0 pt [-5.2, -2.9]`."""
+    """Return the change for people: `+3.2 % [+1.1, +5.4]`; for shares in points: `-4.0 pt [-5.2, -2.9]`."""
     if change.scale == "ratio" and change.value > 10:
         interval = f" [{change.low:.1f}, {change.high:.1f}]" if _is_narrow(change) else ""
         return f"x {digits(change.value)}{interval}"
@@ -228,7 +228,7 @@ def change_words(change: FigureChange) -> str:
 
 
 def _is_narrow(change: FigureChange) -> bool:
-    """Whether there is an interval that tells something: that of two pairs may be a thousand times as wide."""
+    """Whether there is a useful interval: that of two pairs may be a thousand times as wide."""
     if change.low is None or change.high is None:
         return False
     return change.high - change.low < 2 or min(change.trials) > 2
@@ -249,7 +249,7 @@ _OBVIOUS = (("account", "measured"), ("account", "traced"), ("account", "counted
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
-    """Return all of a comparison, in base units."""
+    """Return the whole comparison, in base units."""
     return {
         "schema_version": SCHEMA_VERSION,
         "a": comparison.a,
@@ -316,12 +316,12 @@ def _rows(comparison: Comparison) -> Iterator[dict[str, object]]:
             yield row
 
 
-# One side twice: deviations, the smallest change that trials show, and how many trials a gate needs.
+# One side twice: deviations, the smallest detectable change, and how many trials a gate needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesNoise:
-    """The noise of one figure of a case. trials: as many as the suite has of the case."""
+    """The noise of one figure of a case. trials: their number in the suite."""
 
     case: str
     estimate: Estimate
@@ -331,9 +331,9 @@ class SeriesNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseReport:
-    """The noise of a suite's series. judged: all figures of the one side against the other, so that none truly differs.
+    """The noise of a suite's series. judged: all figures of both measurements, none of which truly differ.
 
-    missing: a line on each case that tells nothing.
+    missing: a line on each case without enough trials.
     """
 
     suite: str
@@ -345,7 +345,7 @@ class NoiseReport:
 def print_noise(
     report: NoiseReport, format_name: str, console: Console | None = None, *, has_all: bool = False
 ) -> None:
-    """Print the noise of each series. has_all: of every figure, in place of the main ones."""
+    """Print the noise of each series. has_all: show every figure, not only main ones."""
     rows = [_noise(series) for series in report.series]
     write(
         format_name,
@@ -364,10 +364,10 @@ def print_noise(
 
 
 def false_differences(judged: Sequence[JudgedChange]) -> dict[str, int]:
-    """Return how many of these figures differ, none of them truly.
+    """Return how many of these figures seem to differ although none truly do.
 
     tested: comparisons with a test. single: those with a p-value below 5 %. called: those called better or worse.
-    exact: figures without noise that differ all the same.
+    exact: figures without noise that differ.
     """
     p_values = [each.change.p_value for each in judged if each.change.p_value is not None]
     return {
@@ -435,7 +435,7 @@ def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
     if false["tested"]:
         ratio = false["single"] / false["tested"]
         yield (
-            f"the same twice: {false['single']} of {false['tested']} comparisons ({100 * ratio:.1f} %) differ at the"
+            f"measured twice: {false['single']} of {false['tested']} comparisons ({100 * ratio:.1f} %) differ at the"
             f" 5 % level, and {false['called']} would be called better or worse"
         )
     if false["exact"]:

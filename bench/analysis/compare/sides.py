@@ -23,20 +23,20 @@ Kind = Literal["run", "suite run", "commit"]
 
 MOST_RUNS = 100_000
 EARLIER_RUNS = 30
-"""Newest other runs of a series that say how noisy its trials are: about a month of nights."""
+"""Newest other runs of a series, from which the noise of its trials is known: about a month of nights."""
 LEAST_DIGITS = 7
-"""A commit is named by at least so many hex digits: fewer are too often the beginning of something else."""
+"""Fewest hex digits that name a commit: shorter prefixes too often match something else."""
 _CANDIDATES_SHOWN = 6
 _NAMES_OFFERED = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What a person named, and its runs.
+    """One side, as the user named it, and its runs.
 
-    name: the whole id or commit. cases: the run of each case, by its name in the suite, else by its title.
-    unmeasured: why cases have no complete trial, by name. drills: the fire drills among them that ended as expected.
-    notes: what a reader must know about the choice of runs.
+    name: the full id or commit. cases: the run of each case, by its name in the suite, else by its title. unmeasured:
+    why cases have no complete trial, by name. drills: the fire drills among these that ended as expected. notes: on the
+    choice of runs, for the reader.
     """
 
     kind: Kind
@@ -48,7 +48,7 @@ class Side:
 
     @property
     def title(self) -> str:
-        """What it is, in a few words."""
+        """The kind and the short name."""
         return f"{self.kind} {self.name[:12] if self.kind == 'commit' else self.name}"
 
 
@@ -56,7 +56,7 @@ class Side:
 class Pair:
     """Two runs that are compared.
 
-    differences: what differs between their cases, as `option bucket_mb 1 -> 25`. is_in_turn: their trials took turns.
+    differences: between their cases, for example `option bucket_mb 1 -> 25`. is_in_turn: their trials took turns.
     """
 
     name: str
@@ -68,24 +68,24 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """The pairs of two sides. missing: a line on each case left out. is_incomplete: a suite lacks a case."""
+    """The pairs of two sides. missing: a line on each case left out. is_incomplete: a suite run lacks a case."""
 
     pairs: tuple[Pair, ...]
     missing: tuple[str, ...] = ()
     is_incomplete: bool = False
 
 
-# What a word on the command line names.
+# Resolving a name on the command line
 
 
 def find_side(text: str, history: History) -> Side:
     """Return the side that this text names.
 
-    In this order: a run's folder; the whole id of a run or suite run; the only run, suite run or commit that begins so;
-    the newest watched run of this name, or of NAME@DAY the newest by then.
+    It is, in this order: a run's folder; the full id of a run or suite run; a unique prefix of a run, suite run or
+    commit; the name of a watched program, for its newest run, or NAME@DAY, for the newest as of that day.
 
     Raises:
-        Misuse: nothing or several things are named so, or the run has no complete trial.
+        Misuse: nothing or several things have this name, or the run has no complete trial.
     """
     if Path(text).is_dir():
         return _of_run(run_dir.load(Path(text)))
@@ -115,7 +115,7 @@ def find_side(text: str, history: History) -> Side:
 
 
 def side_of_folder(text: str, runs: Path) -> Side | None:
-    """Return the run whose folder this text names, as a path or by its whole id in the folder of runs; else None.
+    """Return the run whose folder this text names, as a path or as a full id in the folder of runs; else None.
 
     Raises:
         Misuse: the run cannot be read, or has no complete trial.
@@ -125,7 +125,7 @@ def side_of_folder(text: str, runs: Path) -> Side | None:
 
 
 def _commits(text: str, history: History) -> dict[str, list[Summary]]:
-    """Return the runs of each commit of the history that begins with the text, newest first."""
+    """Return the runs of each commit in the history that begins with the text, newest first."""
     commits: dict[str, list[Summary]] = {}
     if re.fullmatch(rf"[0-9a-fA-F]{{{LEAST_DIGITS},40}}", text):
         for summary in history.at_commit(text.lower(), MOST_RUNS):
@@ -134,7 +134,7 @@ def _commits(text: str, history: History) -> dict[str, list[Summary]]:
 
 
 def _unknown(text: str, history: History, suites: Sequence[str]) -> Misuse:
-    """Return the error that offers the nearest name, or else the newest ones."""
+    """Return the error, which suggests the nearest name or else the newest ones."""
     names = [*history.names(_NAMES_OFFERED), *suites[:_NAMES_OFFERED]]
     near = near_name(text, names)
     newest = ", ".join(names[:_CANDIDATES_SHOWN]) or "none"
@@ -156,7 +156,7 @@ def _of_run(summary: Summary) -> Side:
 
 
 def _watched_notes(summary: Summary) -> tuple[str, ...]:
-    """Return what a reader must know of a watched run: its program, and what its intervals are of."""
+    """Return the notes on a watched run: its program, and the meaning of its intervals."""
     watched = summary.watched
     if watched is None:
         return ()
@@ -170,14 +170,14 @@ def _watched_notes(summary: Summary) -> tuple[str, ...]:
 
 
 def _of_suite_run(record: SuiteRecord, history: History) -> Side:
-    """Return a suite run with the newest run of each of its cases that has complete trials, else the newest."""
+    """Return a suite run with the newest run of each case that has complete trials, else the newest run."""
     name = record.id
     cases: dict[str, Summary] = {}
     for summary in history.runs(limit=MOST_RUNS, suite_run=name):
         member = summary.purpose.member
         assert member is not None, "the history finds a suite's runs by their membership"
         if member.is_rerun:
-            continue  # The gate ordered it to check the case's own run: it is no result of its own.
+            continue  # A check of the case's own run by the gate, not a result.
         if member.case not in cases or (summary.trials_done and not cases[member.case].trials_done):
             cases[member.case] = summary
     measured = {case: summary for case, summary in reversed(cases.items()) if summary.trials_done}
@@ -189,7 +189,7 @@ def _of_suite_run(record: SuiteRecord, history: History) -> Side:
 
 
 def _of_commit(commit: str, summaries: Sequence[Summary]) -> Side:
-    """Return a commit with the newest run of each series there; an ad hoc one only where the series has no other."""
+    """Return a commit with the newest run of each of its series; an ad-hoc run only if the series has no other."""
     of_series: dict[tuple[str, str], Summary] = {}
     for summary in sorted(summaries, key=lambda run: bool(why_ad_hoc(run.case, run.purpose))):  # Keeps newest first.
         if summary.trials_done:
@@ -217,17 +217,17 @@ def _why(summary: Summary) -> str:
     return words if summary.cause is None else f"{words}: {summary.cause.text}"
 
 
-# Which runs are compared.
+# Matching runs
 
 
 def match(a: Side, b: Side) -> Matched:
-    """Return the pairs of two sides, and the rest.
+    """Return the pairs of two sides, and the cases without a partner.
 
-    Two runs are always compared, and the report shows how their cases differ; two suite runs are compared case by case,
-    by name; otherwise runs of the same series are compared.
+    Two runs are always compared, and the report shows how their cases differ. Two suite runs are compared case by case,
+    by name. Otherwise runs of the same series are compared.
 
     Raises:
-        Misuse: both sides are the same, or they have nothing to compare.
+        Misuse: both sides are the same, or nothing can be compared.
     """
     if (a.kind, a.name) == (b.kind, b.name):
         raise Misuse(
@@ -261,14 +261,14 @@ def _by_name(a: Side, b: Side) -> Matched:
             missing.append(f"{name} is not compared: {'; '.join(lacking)}")
             continue
         try:
-            named = pair(name, a.cases[name], b.cases[name])
+            candidate = pair(name, a.cases[name], b.cases[name])
         except Misuse as error:
             missing.append(f"{name} is not compared: {error}")
             continue
-        if named.a.case.key() != named.b.case.key():
-            missing.append(f"{name} is not compared, because it is another series: {', '.join(named.differences)}")
+        if candidate.a.case.key() != candidate.b.case.key():
+            missing.append(f"{name} is not compared, because it is another series: {', '.join(candidate.differences)}")
             continue
-        pairs.append(named)
+        pairs.append(candidate)
     is_incomplete = bool(missing)
     if drills:
         missing.append(f"fire drills that ended as expected are left out: {', '.join(sorted(drills))}")
@@ -276,7 +276,7 @@ def _by_name(a: Side, b: Side) -> Matched:
 
 
 def _by_series(a: Side, b: Side) -> Matched:
-    """Match runs by their series, whatever a suite calls them; within a series, runs of the same case."""
+    """Match runs by their series, whatever their names in a suite; within a series, runs of the same case."""
     of_a, of_b = _names_by_series(a), _names_by_series(b)
     pairs, missing = [], []
     for series, ours in of_a.items():
@@ -314,7 +314,7 @@ def _are_one_case(a: Summary, b: Summary) -> bool:
 
 
 def _which_is_meant(*sides: tuple[Side, list[str]]) -> str:
-    """Return the line on a series of which a side has several cases, so that the intended one is not known."""
+    """Return the line on a series of which a side has several cases, so that the intended case is unclear."""
     side, names = next((side, names) for side, names in sides if len(names) > 1)
     runs = ", ".join(f"{name} ({side.cases[name].run})" for name in names)
     return (
@@ -323,10 +323,10 @@ def _which_is_meant(*sides: tuple[Side, list[str]]) -> str:
 
 
 def pair(name: str, a: Summary, b: Summary) -> Pair:
-    """Return two runs that can be compared.
+    """Pair two runs that can be compared.
 
     Raises:
-        Misuse: they ran on different hardware, one is a probe and the other is not or is another one, or the definition
+        Misuse: they ran on different hardware, they measure different probes or a probe and training, or the definition
             of their strategy has changed.
     """
     if a.hardware != b.hardware:
@@ -344,16 +344,16 @@ def pair(name: str, a: Summary, b: Summary) -> Pair:
             f"the definition of {a.case.strategy} has changed from version {a.case.version} (run {a.run}) to"
             f" {b.case.version} ({b.run}), which begins a new series; choose runs of the same version"
         )
-    # In turn: trial i of one run was measured right before or after trial i of the other, and no trial was lost.
+    # In turn: trial i of one run was measured right before or after trial i of the other, and no trial is missing.
     are_whole = all(run.outcome != "done" or run.trials_done == run.case.trials for run in (a, b))
     is_in_turn = b.run in a.in_turn_with and a.run in b.in_turn_with and are_whole
     return Pair(name=name, a=a, b=b, differences=tuple(differences(a.case, b.case)), is_in_turn=is_in_turn)
 
 
 def earlier_runs(pairs: Iterable[Pair], history: History) -> dict[str, list[Summary]]:
-    """Return for each run that is compared in a group the newest other runs of its series, by the run's id.
+    """Return, by the run's id, the newest other runs in the series of each run that is not compared in turn.
 
-    They have as many steps and say how noisy the run's trials may be. None of the compared runs is among them.
+    They have as many steps, and show how noisy the run's trials may be. The compared runs are not among them.
     """
     runs = [run for pair in pairs if not pair.is_in_turn for run in (pair.a, pair.b)]
     compared = {run.run for run in runs}
@@ -386,8 +386,8 @@ _KEYS = (
 
 
 def differences(a: Case, b: Case) -> Iterable[str]:
-    """Yield what differs between two cases: `ranks 2 -> 4`, `option bucket_mb 1 -> 25`. Trials may always differ."""
-    # A program of one's own is as long as it is, which is no setting of anybody's.
+    """Yield the differences between two cases: `ranks 2 -> 4`, `option bucket_mb 1 -> 25`. Trials are not compared."""
+    # The length of a user's own program is not a setting.
     keys = [key for key in _KEYS if a.watched_name is None or key not in ("steps", "warm_up")]
     pairs = [(key.replace("_", "-"), getattr(a, key), getattr(b, key)) for key in keys]
     if a.model is not None and b.model is not None:
@@ -398,14 +398,14 @@ def differences(a: Case, b: Case) -> Iterable[str]:
 
 
 def arithmetic(case: Case) -> dict[str, str]:
-    """Return in what precision a case computes and adds gradients and, in bf16, how it keeps weights."""
+    """Return the precisions in which a case computes, adds gradients and, for bf16, stores weights."""
     options = options_of(case)
     names = (WEIGHTS.name, GRAD_DTYPE.name) if case.precision == "bf16" else (GRAD_DTYPE.name,)
     return {"precision": case.precision, **{name: str(options[name]) for name in names if name in options}}
 
 
 def arithmetic_differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what differs between the arithmetic of two sides, as each has it; only bf16 has `weights`."""
+    """Return the differences between the arithmetic of two sides, as each has it; only bf16 has `weights`."""
     names = [
         name
         for name in {**a, **b}
@@ -416,7 +416,7 @@ def arithmetic_differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[
 
 
 def arithmetic_note(a: Case, b: Case) -> str | None:
-    """Return a line on two cases that compute differently: their code is then not all that is compared."""
+    """Return a line if two cases compute differently, so that not only their code is compared; else None."""
     of_a, of_b = arithmetic_differences(arithmetic(a), arithmetic(b))
     if not of_a:
         return None

@@ -1,4 +1,4 @@
-"""The convergence check: whether a strategy on several ranks trains as one rank does on the same batches.
+"""The convergence check: whether a strategy on several ranks trains like one rank on the same batches.
 
 `check_cases` makes the three cases of a check; `conclude` and `evaluate` compare their losses step by step and name
 what explains a difference.
@@ -38,7 +38,7 @@ from workloads.spec import DATA_AXES, HALF_WEIGHTS_LIMIT
 class Losses:
     """One step's mean loss in nats, on one rank and over all ranks; None if not finite.
 
-    tolerance_ratio: the allowed difference, as a share of the one rank's loss.
+    tolerance_ratio: the allowed difference, as a share of the loss on one rank.
     """
 
     step: int
@@ -48,12 +48,12 @@ class Losses:
 
     @property
     def difference_ratio(self) -> float | None:
-        """The difference as a share of the one rank's loss; None if either loss is not finite."""
+        """The difference as a share of the loss on one rank; None if either loss is not finite."""
         return _difference_ratio(self.one_rank, self.all_ranks)
 
     @property
     def agree(self) -> bool:
-        """Whether the losses are within the tolerance, or neither is finite, as in two equal trainings."""
+        """Whether the losses are within the tolerance; also true if neither is finite."""
         ratio = self.difference_ratio
         return self.one_rank == self.all_ranks if ratio is None else ratio <= self.tolerance_ratio
 
@@ -64,9 +64,9 @@ class ConvergenceVerdict:
 
     outcome: "agrees" only if no loss diverges and no cause is named.
     parted_at: the first step whose losses differ by more than the tolerance; None if there is none.
-    causes: by the step that first shows them. is_explained: a cause shows before or when the losses diverge.
+    causes: ordered by the step that first shows them. is_explained: a cause shows no later than the losses diverge.
     clip: the norm that gradients are clipped to, 0 without clipping. clipped_steps: the number of steps in which the
-        one rank's norm was above it.
+        norm on one rank was above it.
     """
 
     outcome: Literal["agrees", "disagrees"]
@@ -81,7 +81,7 @@ class ConvergenceVerdict:
 
 
 def evaluate(evidence: ConvergenceEvidence) -> ConvergenceVerdict:
-    """Compare the losses, and name what differs."""
+    """Compare the losses, and name the causes of differences."""
     losses = []
     rounding_ratio = 0.0
     for step in range(evidence.steps):
@@ -108,22 +108,22 @@ def evaluate(evidence: ConvergenceEvidence) -> ConvergenceVerdict:
 
 
 def tolerance(step: int, rounding_ratio: float, limits: CheckLimits = FP32_LIMITS) -> float:
-    """Return the allowed difference of a step's losses, as a share of the loss. step: counted from 0.
+    """Return the allowed difference of a step's losses as a share of the loss. step: counted from 0.
 
-    rounding_ratio: the largest difference up to this step that another order of additions caused in the same training.
-    Training at a high rate is chaotic: a difference in the last bit grows to any size.
+    rounding_ratio: the largest difference up to this step between two runs on one rank that differ only in the order of
+    additions. Training at a high rate is chaotic: a difference in the last bit can grow to any size.
     """
     return max(limits.loss + limits.loss_per_step * step, limits.rounding_factor * rounding_ratio)
 
 
 BF16_LIMITS = CheckLimits(loss=1e-4, loss_per_step=1e-5, gradient=0.12, update=0.15, rounding_factor=5.0)
 DIVIDED_LIMITS = replace(BF16_LIMITS, loss=4e-4, gradient=0.2, update=0.45)
-"""Where ranks also round summands, of a product or of attention, before they are added."""
+"""For strategies that also round the summands of a product or of attention before adding them."""
 FP8_LIMITS = replace(BF16_LIMITS, gradient=0.25, update=0.25, rounding_factor=2.5)
-"""Measured in 12 steps at a rate of 3e-3, on 2 and 4 ranks against one rank with the same weights, as shares of the
-loss, of a weight's gradient and of its update. ddp, fsdp, zero1 and gpipe in bf16, bf16_compute and autocast: 1.2e-4,
-0.064 and 0.092. Divided summands, in tensor_parallel and ring_attention: 1.8e-4, 0.12 and 0.33. Reading backwards on
-one rank: 4e-5, 0.043 and 0.03. fp8: 2.8e-5, 0.15 and 0.14; backwards 1.3e-5, 0.10 and 0.11."""
+"""Measured in 12 steps at a rate of 3e-3, on 2 and 4 ranks compared with one rank with the same weights, as shares of
+the loss, of a weight's gradient and of its update. ddp, fsdp, zero1 and gpipe in bf16, bf16_compute and autocast:
+1.2e-4, 0.064 and 0.092. Divided summands, in tensor_parallel and ring_attention: 1.8e-4, 0.12 and 0.33. Reading
+backwards on one rank: 4e-5, 0.043 and 0.03. fp8: 2.8e-5, 0.15 and 0.14; backwards 1.3e-5, 0.10 and 0.11."""
 
 
 def limits_of(case: Case) -> CheckLimits:
@@ -139,7 +139,7 @@ def limits_of(case: Case) -> CheckLimits:
 def _mean_loss(ranks: Sequence[StepEvidence]) -> float | None:
     """Return the mean loss over the ranks that compute a loss; None if any of these is not finite.
 
-    A plain mean is right because these ranks have equally many sequences.
+    A plain mean is correct because these ranks have equally many sequences.
     """
     losses = [rank.loss for rank in ranks if rank.loss is not None]
     return fmean(losses) if losses and all(rank.is_finite for rank in ranks) else None
@@ -168,16 +168,16 @@ NOT_IN_CHECKS = (
 """Parameters of `run` that a check does not accept, because it measures no speed."""
 
 EPOCHS = 4
-"""Epochs in a check: several, so that a mistake at the end of an epoch shows."""
+"""Epochs in a check: several, so that a mistake at the end of an epoch is visible."""
 
 LARGEST_CLIP = 0.1
-"""Upper limit of a check's gradient clip, low enough for clipping to take effect and for mistakes in it to show.
-Measured: `tiny` has norms of 0.36 to 3.6 in 40 steps at rates up to 3e-2, with and without the layer that normalises
-over the batch. A case without clipping is checked without clipping."""
+"""Upper limit of a check's gradient clip, low enough for clipping to take effect and its mistakes to be visible.
+Measured: `tiny` has norms of 0.36 to 3.6 in 40 steps at rates up to 3e-2, with and without batch normalisation. A case
+without clipping is checked without clipping."""
 
 
 def refuse_measuring_options(names: Sequence[str]) -> None:
-    """Refuse options that apply only to a measurement. names: those that were given.
+    """Refuse options that apply only to a measurement. names: the options on the command line.
 
     Raises:
         Misuse: there is such an option.
@@ -190,7 +190,7 @@ def refuse_measuring_options(names: Sequence[str]) -> None:
 def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Case]:
     """Return the cases of a check: one rank, one rank that reads each batch backwards, and the ranks under test.
 
-    mistakes: what the ranks under test do wrong on purpose.
+    mistakes: to inject into the ranks under test.
 
     Raises:
         Misuse: the case cannot be compared with one rank, or a mistake would have no effect.
@@ -212,7 +212,7 @@ def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Ca
 
 
 def conclude(measured: MeasuredRuns) -> tuple[MeasuredRuns, ConvergenceVerdict | None]:
-    """Judge the runs of a check; if the ranks disagree with the one rank, mark their run as failed.
+    """Judge the runs of a check; if several ranks disagree with one, mark their run as failed.
 
     The verdict is None if a run failed.
     """
@@ -303,7 +303,7 @@ def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake])
 
 
 def _without_batch_norm(case: Case) -> str | None:
-    """Return why the model of a check has no layer that normalises over the batch; None if it has such a layer."""
+    """Return why the model of a check has no batch normalisation; None if it has."""
     axes = case.spec().mesh(case)
     # Data-parallel ranks have equal shares, so the mean of the ranks' means is the batch's mean.
     if not all(axis in DATA_AXES for axis in axes):

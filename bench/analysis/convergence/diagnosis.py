@@ -1,6 +1,6 @@
-"""The diagnosis of a convergence check: which causes explain that ranks train differently from one rank.
+"""The diagnosis of a convergence check: why several ranks train differently from one.
 
-It judges by what the ranks recorded, and does not know the mistakes that the harness injected.
+It uses only what the ranks recorded, and does not know the mistakes that the harness injected.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bench.rank.evidence import StepEvidence
 RATE_LIMIT = 1e-6
 STATISTICS_LIMIT = 1e-4
 WEIGHT_LIMIT = 1e-6
-"""Allowed difference as a share of the rate, of the largest statistic, and of a weight's norm. The order of additions
-causes less than 1e-6 in fp32, a mistake far more."""
+"""Allowed differences as shares of the learning rate, of the largest statistic, and of a weight's norm. In fp32, the
+order of additions causes less than 1e-6, and a mistake far more."""
 
 
 def diagnose(evidence: ConvergenceEvidence) -> list[CheckFinding]:
@@ -34,7 +34,7 @@ def diagnose(evidence: ConvergenceEvidence) -> list[CheckFinding]:
     updates = compare_updates(evidence, [finding for finding in findings if isinstance(finding, RootCause)])
     steps = [finding.step for finding in updates if isinstance(finding, RootCause)]
     for number, finding in enumerate(findings):
-        # Replicas that diverge after a gradient or an update differed are a consequence of it.
+        # If a gradient or an update differed earlier, diverged replicas are a consequence.
         if (
             isinstance(finding, RootCause)
             and finding.cause == "replicas"
@@ -68,11 +68,11 @@ def _learning_rate(evidence: ConvergenceEvidence) -> CheckFinding:
     return NoCause(verdict="ruled out", text=f"learning rate: each step used the rate that {evidence.rule} gives")
 
 
-# The data: whether all ranks together read what one rank reads, by fingerprints of sequences
+# The data: do all ranks together read the same sequences as one rank, by their fingerprints?
 
 
 def _data(evidence: ConvergenceEvidence) -> CheckFinding:
-    """Compare the sequences of all ranks together with the one rank's in each step, whichever rank reads which."""
+    """Compare the sequences of all ranks together with those of one rank in each step, whichever rank reads which."""
     for step in range(evidence.steps):
         expected, shares = Counter(evidence.reference[step].sequences), _shares(evidence, step)
         if sum(shares, Counter[str]()) != expected:
@@ -92,7 +92,7 @@ def _shares(evidence: ConvergenceEvidence, step: int) -> list[Counter[str]]:
 
 
 def _repeated_epoch(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
-    """Find ranks that read every epoch in the same order although the one rank does not."""
+    """Find ranks that read every epoch in the same order although the single rank does not."""
     epoch = evidence.epoch_steps
 
     def has_one_order(steps: Sequence[StepEvidence]) -> bool:
@@ -181,7 +181,7 @@ def _initial_weights(evidence: ConvergenceEvidence) -> CheckFinding:
         return NoCause(verdict="not examined", text="initial weights: no rank reported any")
     differing = []
     for rank, first_step in enumerate(firsts):
-        # Bit by bit where the rank holds all weights, else by the sketches of those that it holds.
+        # Bit by bit if the rank holds all weights, else by the sketches of the weights that it holds.
         if first_step.weights is not None:
             is_same = first_step.weights == alone.weights
         else:
@@ -207,7 +207,7 @@ def _initial_weights(evidence: ConvergenceEvidence) -> CheckFinding:
 
 
 def _replicas(evidence: ConvergenceEvidence) -> CheckFinding:
-    """Compare the weights of all ranks that hold the whole model, before each step and bit by bit."""
+    """Compare the weights of all ranks that hold the whole model, bit by bit before each step."""
     replicas = {rank: steps for rank, steps in enumerate(evidence.ranks) if steps[0].weights is not None}
     if len(replicas) < 2:
         return NoCause(verdict="not examined", text="replicas: fewer than two ranks hold all weights")
@@ -233,4 +233,4 @@ EXAMINATIONS: tuple[Callable[[ConvergenceEvidence], CheckFinding], ...] = (
     _initial_weights,
     _replicas,
 )
-"""All but gradients and updates: `compare_updates` takes these findings into account."""
+"""All examinations except that of gradients and updates, `compare_updates`, which uses their findings."""

@@ -21,18 +21,18 @@ CauseName = Literal[
     "gradients",
     "update",
 ]
-"""averaging: the ranks used different gradients. gradients: all used the same gradient, but not the one rank's. update:
-the same gradient changed the weights differently."""
+"""averaging: the ranks used different gradients. gradients: all used the same gradient, but a different one from the
+single rank's. update: the same gradient changed the weights differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLimits:
-    """The differences from the one rank that a check allows in one arithmetic.
+    """The differences from a single rank that a check allows for one arithmetic precision.
 
-    loss, loss_per_step: of a loss, as a share of it: in the first step, and the addition per step.
-    gradient, update: the smallest allowed difference, as a share of the norm.
-    rounding_factor: the allowed difference, as a multiple of the difference between one rank and itself with each batch
-        read backwards, where that is more.
+    loss, loss_per_step: of a loss, as a share of it: in the first step, and more for each step. gradient, update: the
+    smallest allowed difference, as a share of the norm.
+    rounding_factor: the allowed difference as a multiple of the difference between one rank and itself with each batch
+        read backwards, if that is larger.
     """
 
     loss: float
@@ -45,18 +45,18 @@ class CheckLimits:
 FP32_LIMITS = CheckLimits(loss=LIMITS["fp32"], loss_per_step=1e-7, gradient=1e-4, update=1e-3, rounding_factor=30.0)
 """Measured: at rates up to 3e-3, losses of ddp on 2 and 4 ranks differ from one rank by at most 3e-7 in 50 steps.
 Another order of additions causes less than 1e-5 in gradients and 2e-4 in updates in the first steps. At a rate of 3e-2,
-where losses differ by 3e-2 after 50 steps, losses of ranks differed by at most 6 times as much as those of reading
-backwards, and gradients and updates by at most 15 times as much."""
+losses differ by 3e-2 after 50 steps; there, losses of several ranks differed by at most 6 times as much as with batches
+read backwards, and gradients and updates by at most 15 times as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvergenceEvidence:
     """All evidence of a check.
 
-    reference: the steps of the one rank. ranks: the steps of each rank that is compared with it.
+    reference: the steps of the single rank. ranks: the steps of each rank that is compared with it.
     backwards: the steps of one rank that reads each batch backwards, which shows the effect of rounding.
     data_ranks: by rank, the share of the batch that it trains on; None if it trains on none.
-    learning_rates: of each step, by the rule. rule: the rule, in words.
+    learning_rates: of each step, by the rule. rule: in words.
     epoch_steps: steps of an epoch.
     clip: the norm that gradients are clipped to; 0 without clipping.
     limits: the differences that the case's arithmetic may cause.
@@ -74,7 +74,7 @@ class ConvergenceEvidence:
 
     @property
     def steps(self) -> int:
-        """The number of steps that all of these have."""
+        """The number of steps that all of them have."""
         return min(len(self.reference), len(self.backwards), *(len(rank) for rank in self.ranks))
 
 
@@ -90,7 +90,7 @@ class RootCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCause:
-    """Something that the evidence rules out as a cause, or that could not be examined, and why."""
+    """A cause that the evidence rules out, or that could not be examined, and why."""
 
     verdict: Literal["ruled out", "not examined"]
     text: str
@@ -105,7 +105,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names to a list in words; of more than four, list three and count the rest."""
+    """Join names into a list in words; if there are more than four, list three and count the rest."""
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -1,4 +1,4 @@
-"""Prints a convergence check as a table, JSON or CSV: losses step by step, then what the evidence says."""
+"""Prints a convergence check as a table, JSON or CSV: losses step by step, then the findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio
 
 
 def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, console: Console | None = None) -> None:
-    """Print what a check of the case found."""
+    """Print the verdict on a case."""
     losses = [{name: getattr(step, name) for name in COLUMNS} for step in verdict.losses]
     head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
     write(
@@ -31,23 +31,23 @@ def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, con
 
 
 def _page(verdict: ConvergenceVerdict, case: Case) -> Iterator[Block]:
-    # Equally spaced steps, the first, the last, and the two between which losses part.
+    # Equally spaced steps, the first, the last, and the two between which the losses diverge.
     count = len(verdict.losses)
-    shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
+    steps = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
     if verdict.parted_at is not None:
-        shown |= {max(0, verdict.parted_at - 1), verdict.parted_at}
+        steps |= {max(0, verdict.parted_at - 1), verdict.parted_at}
     rows = []
-    for losses in (verdict.losses[step] for step in sorted(shown)):
-        both = ("not finite" if loss is None else f"{loss:.6f}" for loss in (losses.one_rank, losses.all_ranks))
+    for losses in (verdict.losses[step] for step in sorted(steps)):
+        cells = ("not finite" if loss is None else f"{loss:.6f}" for loss in (losses.one_rank, losses.all_ranks))
         ratios = (_ratio(losses.difference_ratio), _ratio(losses.tolerance_ratio))
-        rows.append((str(losses.step), *both, *ratios, "" if losses.agree else "parts"))
+        rows.append((str(losses.step), *cells, *ratios, "" if losses.agree else "parts"))
     yield Table(("step", "loss, one rank", f"loss, {case.title}", "apart", "tolerance", ""), rows, words=())
     yield ""
     yield from map(whole, lines(verdict, case))
 
 
 def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
-    """Yield the verdict in sentences: the outcome, a line for each cause, and what speaks against others."""
+    """Yield the verdict in sentences: the outcome, a line for each cause, and the causes that are ruled out."""
     title, steps = f"{case.strategy} on {case.ranks} ranks", len(verdict.losses)
     finite = [losses for losses in verdict.losses if losses.difference_ratio is not None]
     widest = "no loss is finite"

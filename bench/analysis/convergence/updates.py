@@ -1,4 +1,4 @@
-"""The first step in which the ranks' gradient, clipping or weight update differs from the one rank's, and how.
+"""Finds the first step in which gradient, clipping or weight update differs from that of a single rank, and how.
 
 Tensors are compared by their sketches, two numbers for each weight: its norm and its product with a fixed direction.
 """
@@ -15,7 +15,7 @@ from bench.errors import plural
 from bench.rank.evidence import Sketch, StepEvidence
 
 TELLING_LIMIT = 0.3
-"""A tolerance that rounding makes wider is useless: the difference that a mistake causes may be smaller."""
+"""A tolerance that rounding has widened beyond this is useless: a mistake may cause a smaller difference."""
 
 CLIP_LIMIT = 1e-3
 """Allowed difference of a clipped gradient's norm from the clip, as a share of the clip."""
@@ -25,7 +25,7 @@ SketchKind = Literal["gradients", "updates"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchDifference:
-    """A rank's difference from the one rank in one weight, as a share of the one rank's norm."""
+    """A rank's difference from the single rank in one weight, as a share of the single rank's norm."""
 
     ratio: float
     weight: str
@@ -33,9 +33,9 @@ class SketchDifference:
 
 
 def compare_updates(evidence: ConvergenceEvidence, earlier: Sequence[RootCause]) -> list[CheckFinding]:
-    """Examine gradients, clipping and updates step by step, up to the first that differs.
+    """Examine gradients, clipping and updates step by step, up to the first difference.
 
-    earlier: causes already found; they change everything after them.
+    earlier: causes already known; they change everything after them.
     """
     for step in range(evidence.steps):
         if (reason := _why_not_comparable(evidence, earlier, step)) is not None:
@@ -65,7 +65,7 @@ def compare_updates(evidence: ConvergenceEvidence, earlier: Sequence[RootCause])
 
 
 def clipped_steps(evidence: ConvergenceEvidence, end: int | None = None) -> list[int]:
-    """Return the steps, up to the end, in which the norm of the one rank's gradient was above the clip."""
+    """Return the steps, up to the end, in which the norm of the single rank's gradient was above the clip."""
     norms = [
         step_evidence.gradient_norm for step_evidence in evidence.reference[: evidence.steps if end is None else end]
     ]
@@ -73,7 +73,7 @@ def clipped_steps(evidence: ConvergenceEvidence, end: int | None = None) -> list
 
 
 def difference_ratio(truth: Sketch, sketch: Sketch | None) -> float:
-    """Return a tensor's difference from the true tensor, as a share of the true norm; infinite if it is not finite.
+    """Return a tensor's difference from the true tensor as a share of the true norm; infinite if it is not finite.
 
     It is the larger difference of the sketches' two numbers; for a true norm of 0, the difference itself.
     """
@@ -124,7 +124,7 @@ def _clipping(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
 
 
 def _clipping_before(evidence: ConvergenceEvidence, end: int) -> NoCause:
-    """Return what the steps before `end`, in which no rank clipped wrongly, show about clipping."""
+    """Return the finding on clipping from the steps before `end`, in which no rank clipped wrongly."""
     if not evidence.clip:
         return NoCause(verdict="not examined", text="clipping: clip is 0, so nothing is clipped")
     norms = [
@@ -152,16 +152,16 @@ def _gradients(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
         return _scaled_gradients(evidence, step, tolerance)
     # Ranks whose gradients differ from the first rank's.
     first = evidence.ranks[0][step].gradients
-    apart = [
+    unequal = [
         rank
         for rank, steps in enumerate(evidence.ranks)
         if any(difference_ratio(truth, steps[step].gradients.get(name)) > tolerance for name, truth in first.items())
     ]
-    if apart:
+    if unequal:
         return RootCause(
             cause="averaging",
             step=step,
-            text=f"{name_ranks(apart)} used a different gradient from rank 0; for {widest.weight}, rank {widest.rank}"
+            text=f"{name_ranks(unequal)} used a different gradient from rank 0; for {widest.weight}, rank {widest.rank}"
             f" differs from the one rank by {widest.ratio:.1e} of the norm",
             next_move="look for what skips the averaging in that step: no_sync around the last microbatch, a hook that"
             " returns early, a branch that only some ranks take",
@@ -183,7 +183,7 @@ def _gradients(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
 
 
 def _scaled_gradients(evidence: ConvergenceEvidence, step: int, tolerance: float) -> RootCause | None:
-    """Find a gradient that is wrong by a factor: clipping hides the factor, but the norm before clipping shows it."""
+    """Find a gradient that is off by a factor: clipping hides the factor, but the norm before clipping shows it."""
     truth = evidence.reference[step].gradient_norm
     for rank, steps in enumerate(evidence.ranks):
         norm = steps[step].gradient_norm
@@ -236,7 +236,7 @@ def _examined_weights(evidence: ConvergenceEvidence) -> tuple[int, int]:
 
 def _tolerance(evidence: ConvergenceEvidence, step: int, kind: SketchKind) -> float:
     """Return the allowed difference of a step's gradients or updates, as a share of the norm."""
-    # The largest effect of rounding up to the step: reading each batch backwards changes only the order of additions.
+    # The largest effect of rounding so far: reading each batch backwards changes only the order of additions.
     rounding = max(
         (
             difference_ratio(truth, _sketches(backwards, kind).get(name))

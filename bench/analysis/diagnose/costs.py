@@ -1,8 +1,9 @@
-"""The costs of a run's step: which kind of cost takes which share of it, with the evidence for each.
+"""Computes the costs of a run's step: the share of each kind of cost, with the evidence.
 
-`bench.results.step_parts` divides the step by what ran; here its parts become causes. Waiting in collectives is due to
-a straggler if a rank stands out, and to imbalance otherwise. A bubble is due to the schedule, unequal stages, the link
-and the hosts. Computing includes recomputation to save memory and, on an oversubscribed CPU, waiting for cores.
+`bench.results.step_parts` divides the step by activity; this module assigns the parts to causes. Waiting in collectives
+is due to a straggler if a rank stands out, and to imbalance otherwise. A bubble is due to the schedule, unequal stages,
+the link and the hosts. Computing includes recomputation to save memory and, on an oversubscribed CPU, waiting for
+cores.
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ from workloads.cost_models.schedules import Pipeline, actions
 from workloads.pipeline_parallel.simulator import mean_stage, simulate
 
 LEADING_RATIO = 0.6
-"""Share of the lateness that a rank must have to be suspected when there are too few trials to name it."""
+"""If trials are too few to name a straggler, a rank with at least this share of the lateness is suspected."""
 SLOW_LINK = 2.0
-"""How many times slower than predicted a collective must be to be called slow; on a quiet link the model is within
-10 %."""
-BUSY_RATIO = 0.9
+"""A collective is called slow if it is this many times slower than predicted; on a quiet link the model is within 10
+%."""
 HELD_RATIO = 0.1
-"""Shares of the time from which a node's CPUs are called busy, and a GPU throttled."""
+"""Tasks that wait for memory or a CPU, and a throttled GPU, are evidence from this share of the time."""
 
 _BUBBLE_OF: dict[str, CostKind] = {
     "schedule": "bubble",
@@ -55,11 +55,11 @@ _TAKEN_FROM = {
     "copy": ("copies", "idle", "compute"),
     "data loading": ("data", "idle", "compute"),
 }
-"""What a straggler does meanwhile, and the parts of the step that this is in."""
+"""The parts of the step that contain a straggler's activity."""
 
 
 def costs_of(observed: Observed) -> tuple[list[CostFinding], StepAccount | str]:
-    """Return what is known of each kind, and the step's account, or why there is none."""
+    """Return the findings of each kind, and the step's account or why there is none."""
     account = step_account(MeasuredStep(case=observed.case, estimates=observed.estimates))
     if isinstance(account, str):
         return [], account
@@ -68,7 +68,7 @@ def costs_of(observed: Observed) -> tuple[list[CostFinding], StepAccount | str]:
         name: [min(1.0, max(0.0, value / step_s)) for value, step_s in zip(seconds, account.steps_s, strict=True)]
         for name, seconds in divided.items()
     }
-    if not account.traces:  # What else is known: the phase data, and expectations.
+    if not account.traces:  # Without a trace: only the data phase, and expectations.
         findings = [*_input(observed, parts), *_communication(observed, parts), *_bubbles(observed, None, 0.0)]
         unattributed = CostFinding(
             kind="unknown",
@@ -76,7 +76,7 @@ def costs_of(observed: Observed) -> tuple[list[CostFinding], StepAccount | str]:
             evidence=("unattributed time of a step without a trace",),
         )
         return [*findings, *_memory(observed, parts), unattributed], account
-    held_up = list(_straggler(observed, parts))  # Takes what it finds out of the parts.
+    held_up = list(_straggler(observed, parts))  # Subtracts its time from the parts.
     memory = list(_memory(observed, parts))
     schedule_ratio = _take_bubble(observed, parts)
     findings = [
@@ -110,18 +110,18 @@ def _sum(*ratios: Sequence[float]) -> list[float]:
 
 
 def _estimate_of(observed: Observed, metric: Metric, **labels: str) -> Estimate | None:
-    """Return the estimate of the metric with these labels; None where the run has none."""
+    """Return the estimate of the metric with these labels; None if the run has none."""
     return next(
         (estimate for estimate in of_metric(observed.estimates, metric) if labels.items() <= estimate.labels.items()),
         None,
     )
 
 
-# One rank holds the others up
+# A straggler, and waiting
 
 
 def _straggler(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
-    """Yield the rank that holds the others up, and take its share out of the waiting and of what it does meanwhile."""
+    """Yield the rank that holds the others up, and subtract its share from waiting and from its own activity."""
     named = _estimate_of(observed, results.RUN_STRAGGLER_RATIO)
     doubt = None
     if named is None:
@@ -151,7 +151,7 @@ def _straggler(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
 
 
 def _suspect(observed: Observed) -> tuple[Estimate, str] | None:
-    """Return the rank that has most of the lateness where trials are too few to name it, and the doubt."""
+    """Return the rank with most of the lateness if trials are too few to name a straggler, and the doubt."""
     late = of_metric(observed.estimates, results.RUN_HELD_UP_RATIO)
     total = sum(estimate.median for estimate in late)
     if len(late) < 2 or not total:
@@ -170,7 +170,7 @@ def _suspect(observed: Observed) -> tuple[Estimate, str] | None:
 
 
 def _waiting(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
-    """Yield what is waited for other ranks where none of them stands out, beside the imbalance of stages."""
+    """Yield the waiting for other ranks if none of them stands out; the imbalance of stages is separate."""
     if observed.case.ranks == 1 or "waiting" not in parts:
         return
     evidence = []
@@ -206,7 +206,7 @@ def _waiting(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
 
 
 def _take_bubble(observed: Observed, parts: _Parts) -> float:
-    """Give the bubble's parts to what causes them; return the schedule's share of the step."""
+    """Assign the bubble's parts to their causes; return the schedule's share of the step."""
     if "bubble" not in parts or not any(parts["bubble"]):
         return 0.0
     bubble = parts.pop("bubble")
@@ -221,7 +221,7 @@ def _take_bubble(observed: Observed, parts: _Parts) -> float:
 
 
 def _bubbles(observed: Observed, parts: _Parts | None, schedule_ratio: float) -> Iterator[CostFinding]:
-    """Yield the schedule's bubble, and the imbalance of stages with the speed-up that equal ones would have."""
+    """Yield the schedule's bubble, and the imbalance of stages with the speed-up of equal stages."""
     pipeline = observed.case.spec().pipeline(observed.case)
     if pipeline is None:
         return
@@ -255,7 +255,7 @@ _ACCOUNTS = ("measured", "expected")
 
 
 def _stages(observed: Observed, pipeline: Pipeline) -> Iterator[str]:
-    """Yield which stage computes longest, and what the pipeline would gain from another cut of its blocks."""
+    """Yield the slowest stage, and the gain from another cut of the blocks."""
     times = stage_times(observed, pipeline)
     if times is None:
         return
@@ -307,15 +307,15 @@ def _input(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
 
 
 def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
-    """Yield what the step pays for too little memory, and how near to its end the memory is."""
+    """Yield the cost of saving memory, and how full the memory is."""
     case, evidence = observed.case, []
     memory_parts: list[Sequence[float]] = []
-    if (again := recomputed_share(case)) and "compute" in parts:
-        recomputed = [again * estimate for estimate in parts["compute"]]
+    if (repeated := recomputed_share(case)) and "compute" in parts:
+        recomputed = [repeated * estimate for estimate in parts["compute"]]
         parts["compute"] = [estimate - less for estimate, less in zip(parts["compute"], recomputed, strict=True)]
         memory_parts.append(recomputed)
         evidence.append(
-            f"checkpoint={case.options['checkpoint']} repeats {100 * again:.0f} % of the computing, as the model"
+            f"checkpoint={case.options['checkpoint']} repeats {100 * repeated:.0f} % of the computing, as the model"
             " predicts"
         )
     if case.options.get("offload") is True and "copies" in parts:
@@ -350,7 +350,7 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
 
 
 def _host(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
-    """Yield the time in which devices idle, and on a crowded CPU that in which a rank waits for a core."""
+    """Yield the time in which devices idle and, on an oversubscribed CPU, in which ranks wait for a core."""
     case, crowding = observed.case, observed.crowding
     evidence = [f"the device is idle for {100 * median(parts['idle']):.1f} % of the step"] if "idle" in parts else []
     host_parts = [parts[name] for name in ("idle", "bubble: host") if name in parts]
@@ -362,7 +362,7 @@ def _host(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         host_parts.append(parts["copies"])
         evidence.append(f"exposed copies: {100 * median(parts['copies']):.1f} % of the step")
     if case.device == "cpu" and crowding is not None and crowding > 1:
-        # So many threads that compute at the same time have a core for 1 / crowding of it.
+        # Each of the computing threads has a core for 1 / crowding of the time.
         queued = [ratio * (1 - 1 / crowding) for ratio in parts["compute"]]
         parts["compute"] = [ratio - queued_ratio for ratio, queued_ratio in zip(parts["compute"], queued, strict=True)]
         host_parts.append(queued)
@@ -396,7 +396,7 @@ def _held_back(nodes: Iterable[NodeLoad]) -> Iterator[str]:
 
 
 def _communication(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
-    """Yield exposed transfers, with what the cost model predicts to stay exposed."""
+    """Yield exposed transfers, and the exposed share that the cost model predicts."""
     case = observed.case
     if case.ranks == 1:
         return
@@ -450,7 +450,7 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _compute(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
-    """Yield the arithmetic. Predicted is the time that it would take at the measured ceiling."""
+    """Yield the arithmetic. The expected share is its time at the measured ceiling."""
     share = _share(parts["compute"])
     mfu = _estimate_of(observed, results.RUN_MEASURED_MFU)
     sheet = _estimate_of(observed, results.RUN_MFU)

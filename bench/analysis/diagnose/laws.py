@@ -1,4 +1,4 @@
-"""What the cost models expect of a run: exposed communication, bus bandwidths, recomputation, another cut of stages."""
+"""What cost models predict for a run: exposed communication, bus bandwidths, recomputation, other cuts of stages."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from workloads.pipeline_parallel.simulator import Simulated, StageTimes, simulat
 from workloads.pipeline_parallel.spec import BALANCE, counts
 
 NEAR_CEILING = 0.9
-"""Share of a device's memory from which an allocator begins to fragment and to retry."""
+"""From this share of a device's memory in use, an allocator begins to fragment and to retry."""
 
 
 def recomputed_share(case: Case) -> float:
-    """Return the share of computing that is done again to save memory: a quarter where all blocks are checkpointed.
+    """Return the share of computing that repeats work to save memory: a quarter if all blocks are checkpointed.
 
-    Forward is a third of the FLOPs of forward and backward, so with it done again the third of four parts. What
-    `selective` computes again is little and not modelled: 0.
+    Forward is a third of the FLOPs of forward and backward; repeated, it is one of four parts. `selective` repeats so
+    little that it counts as 0.
     """
-    again = FORWARD_SHARE * rerun_ratio(case)
-    return again / (1 + again)
+    repeated = FORWARD_SHARE * rerun_ratio(case)
+    return repeated / (1 + repeated)
 
 
 def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
-    """Return the share of the run's step that the law expects to be exposed communication; None without links or trace.
+    """Return the exposed communication that the model predicts, as a share of the step; None without links or trace.
 
-    The transfers of a step on the probed links hide behind the forward and backward that the run was seen to compute,
-    and not behind those that it would compute at the ceiling: what a slow kernel hides is hidden.
-    case: in place of the run's own, to ask for other options.
+    The transfers of a step on the probed links hide behind the measured forward and backward, not behind those at the
+    measured ceiling: a slow kernel also hides communication.
+    case: replaces the run's own, for other options.
     """
     case = case or observed.case
     account = step_account(MeasuredStep(case=observed.case, estimates=observed.estimates))
@@ -57,8 +57,8 @@ def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
     ]
     compute_s = median(divided["compute"])
     compute_s = max(compute_s - sum(optimizer), compute_s / 2)
-    again = recomputed_share(observed.case)
-    forward_s = compute_s * (1 - again) * FORWARD_SHARE
+    repeated = recomputed_share(observed.case)
+    forward_s = compute_s * (1 - repeated) * FORWARD_SHARE
     compute = ComputeTime(forward_s=forward_s, backward_s=compute_s - forward_s)
     predicted = step_of(case, case.spec(), compute=compute, interconnect=observed.interconnect)
     if isinstance(predicted, Absent):
@@ -67,7 +67,7 @@ def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
 
 
 def missing_links(observed: Observed) -> str | None:
-    """Return why the links that the run's transfers need are unknown; None where they are known."""
+    """Return why the links that the run's transfers need are unknown; None if they are known."""
     if isinstance(observed.interconnect, str):
         return observed.interconnect
     spec = observed.case.spec()
@@ -76,10 +76,10 @@ def missing_links(observed: Observed) -> str | None:
 
 
 def law_bus_bandwidths(case: Case, interconnect: Interconnect) -> dict[str, float]:
-    """Return the bus bandwidth, in bytes per second, that each collective of the strategy should have on these links.
+    """Return the predicted bus bandwidth, in bytes per second, of each collective of the strategy on these links.
 
-    It is that of all its calls: bytes times the collective's factor, divided by their time. Collectives are named as
-    the backend runs them: gloo's reduce_scatter is an all_reduce.
+    It covers all calls: bytes times the collective's factor, divided by their time. Collectives are named as the
+    backend runs them: gloo's reduce_scatter is an all_reduce.
     """
     axes = case.spec().mesh(case)
     moved: dict[str, float] = defaultdict(float)
@@ -94,16 +94,16 @@ def law_bus_bandwidths(case: Case, interconnect: Interconnect) -> dict[str, floa
 
 
 def peak_bytes(observed: Observed) -> float | None:
-    """Return the most memory that a rank held: by the allocator on a GPU, as a process on a CPU; None if unknown."""
+    """Return the largest peak memory of a rank: of the allocator on a GPU, of the process on a CPU; None if unknown."""
     account = "allocator" if observed.case.device == "cuda" else "resident"
     peaks = of_metric(observed.estimates, results.RUN_PEAK_MEMORY_BYTES)
     return next((peak_estimate.median for peak_estimate in peaks if peak_estimate.labels["account"] == account), None)
 
 
 def memory_in_use(observed: Observed) -> float | None:
-    """Return the share of its memory that a device had in use at the peak; None where either is unknown.
+    """Return the share of a device's memory in use at the peak; None if unknown.
 
-    A GPU has one rank, a host all ranks of its node, whose shared pages count for each.
+    A GPU has one rank. A host has all ranks of its node, and shared pages count for each of them.
     """
     peak = peak_bytes(observed)
     if peak is None or not observed.device_bytes:
@@ -114,12 +114,12 @@ def memory_in_use(observed: Observed) -> float | None:
 
 _GAVE = re.compile(r"balance=\w+ gave the stages, in the order of the model, ([\d, and]+) blocks")
 WORTH = 1.05
-"""How many times faster another cut must be to be worth a trial."""
+"""Another cut is worth a trial if it is at least this many times as fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCuts:
-    """The cut of a run, and the best one by its measured blocks. now, best: simulated steps of both.
+    """The cut of a run, and the best cut by its measured blocks. now, best: simulated steps of both.
 
     blocks, best_blocks: of each stage, in the order of the model.
     """
@@ -137,7 +137,7 @@ class StageCuts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """Time of each block, and what the first and the last stage compute besides: embedding and head."""
+    """Time of each block, and of embedding and head, which the first and the last stage also compute."""
 
     blocks: tuple[float, ...]
     before: float
@@ -145,7 +145,7 @@ class _Costs:
 
 
 def stage_times(observed: Observed, pipeline: Pipeline) -> StageTimes | None:
-    """Return the measured time of each action of a stage for one microbatch; None where one is missing."""
+    """Return the measured time of each stage's action for one microbatch; None if one is missing."""
     times = {
         (int(stage), cast(ActionKind, kind)): estimate.median
         for (stage, kind), estimate in by_labels(observed.estimates, results.RUN_STAGE_SECONDS).items()
@@ -155,10 +155,10 @@ def stage_times(observed: Observed, pipeline: Pipeline) -> StageTimes | None:
 
 
 def stage_cuts(observed: Observed) -> StageCuts | None:
-    """Return the run's cut and the best one; None where stages were not timed, or cannot be cut otherwise.
+    """Return the run's cut and the best one; None if stages were not timed or there is no other cut.
 
-    The blocks of a stage are taken as equally long. What the first and the last stage have beyond the median block of
-    the others is their embedding or head, which no cut moves.
+    The blocks of a stage count as equally long. The time of the first and the last stage beyond the median block of the
+    others is their embedding or head, which no cut moves.
     """
     case = observed.case
     pipeline = case.spec().pipeline(case)
@@ -179,13 +179,13 @@ def stage_cuts(observed: Observed) -> StageCuts | None:
             outer = (costs.before if stage == 0 else 0.0) + (costs.after if stage == pipeline.stages - 1 else 0.0)
             tried[stage, kind] = sum(costs.blocks[begin:end]) + outer
     now, tried_step = (simulate(actions(pipeline), stage_times_s) for stage_times_s in (times, tried))
-    if tried_step.makespan_s > now.makespan_s:  # The schedule may suit stages that are less equal.
+    if tried_step.makespan_s > now.makespan_s:  # The schedule may be faster with less equal stages.
         tried_step, best = now, blocks
     return StageCuts(now=now, best=tried_step, blocks=blocks, best_blocks=best)
 
 
 def _blocks(observed: Observed, pipeline: Pipeline) -> tuple[int, ...] | None:
-    """Return the blocks of each stage: as the run noted them, else as its spec cuts them."""
+    """Return the blocks of each stage: from the run's notes, else as its spec cuts them."""
     for note in observed.notes:
         if (match := _GAVE.search(note)) is not None:
             blocks = tuple(int(count) for count in re.findall(r"\d+", match[1]))
@@ -195,7 +195,7 @@ def _blocks(observed: Observed, pipeline: Pipeline) -> tuple[int, ...] | None:
 
 
 def _costs(stages: Sequence[float], blocks: Sequence[int]) -> _Costs:
-    """Return the costs of blocks that make stages so long.
+    """Return the costs of blocks that explain these times of stages.
 
     Example: stages of 3, 2 and 7 with 2, 2 and 1 blocks: blocks of 1, an embedding of 1 and a head of 6.
     """

@@ -1,7 +1,7 @@
-"""Remedies for each kind of limit: options of the run's own strategy, and the cost model's prediction for them.
+"""Offers remedies for each kind of limit: options of the run's own strategy, with the cost model's predictions.
 
-A setting is offered only if the strategy has the option, it is not already set, and the spec does not refuse it. If the
-model predicts the effects, settings without effect are left out, and the best comes first.
+A setting is offered only if the strategy has the option, the option is not already set, and the spec does not refuse
+it. If the model predicts the effects, settings without effect are left out, and the best comes first.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from workloads.options import CHECKPOINT_EVERY, checkpoint_every
 from workloads.pipeline_parallel.simulator import simulate
 
 MOST_LEVERS = 3
-"""Levers that a finding offers: who tries one reads the next diagnosis before another."""
+"""Limit of levers for a finding: after trying one, the user reads the next diagnosis before trying another."""
 _PRECISION = "precision"
 _WORTH_RATIO = 0.95
-"""A lever is offered if the law expects at most this much of what it expects without the lever. It is of the law's own
-figure, and not of the step: where a run is slower than the law, what shortens the law's time shortens the run's."""
-
-_Settings = dict[str, str]
+"""A lever is offered if it lowers the predicted share to at most this ratio of the share without it. The ratio compares
+two predictions, not a prediction and a measurement: even if a run is slower than predicted, what shortens the
+prediction shortens the run."""
 
 
 def with_levers(finding: CostFinding, observed: Observed) -> CostFinding:
-    """Return the finding with what to try against it, the most promising first."""
+    """Return the finding with its levers, the most promising first."""
     case = observed.case
     offered = [lever for lever in _candidates(finding, observed) if _is_possible(case, lever.settings)]
     expected = [_with_expectation(lever, finding, observed) for lever in offered]
@@ -55,53 +54,53 @@ def changed(case: Case, settings: Mapping[str, str]) -> Case:
     """Return the case with these settings.
 
     Raises:
-        ValueError: an option does not take the value.
+        ValueError: an option does not accept the value.
     """
     options = {option.name: option for option in known_options(case.strategy)}
     values = {name: options[name].parse(text) for name, text in settings.items() if name != _PRECISION}
     precision = settings.get(_PRECISION, case.precision)
     if precision != case.precision and WEIGHTS.name in case.options:
-        values.setdefault(WEIGHTS.name, WEIGHTS.default)  # What it is depends on the precision.
-    tried = replace(case, options={**case.options, **values}, precision=precision)  # type: ignore[arg-type]
-    return replace(tried, options=case.spec().settled(tried))
+        values.setdefault(WEIGHTS.name, WEIGHTS.default)  # Its default depends on the precision.
+    setup = replace(case, options={**case.options, **values}, precision=precision)  # type: ignore[arg-type]
+    return replace(setup, options=case.spec().settled(setup))
 
 
 def _is_possible(case: Case, settings: Mapping[str, str]) -> bool:
-    """Return whether the strategy takes the settings, one of them is new, and its spec does not refuse them."""
+    """Return whether the strategy accepts the settings, one of them is new, and its spec does not refuse them."""
     if not settings:
         return True
     names = {option.name for option in known_options(case.strategy)} | {_PRECISION}
     if not settings.keys() <= names & (case.options.keys() | {_PRECISION}):
         return False
     try:
-        tried = changed(case, settings)
+        setup = changed(case, settings)
     except ValueError:
         return False
-    return tried != case and not tried.spec().all_refusals(tried)
+    return setup != case and not setup.spec().all_refusals(setup)
 
 
 def _with_expectation(lever: Remedy, finding: CostFinding, observed: Observed) -> Remedy:
     if not lever.settings or finding.expected is None:
         return lever
-    tried = changed(observed.case, lever.settings)
+    setup = changed(observed.case, lever.settings)
     if finding.kind == "exposed_communication":
-        return replace(lever, expected=exposed_ratio(observed, tried))
-    pipeline, tried_pipeline = observed.case.spec().pipeline(observed.case), tried.spec().pipeline(tried)
-    if finding.kind == "bubble" and pipeline is not None and tried_pipeline is not None:
-        # The bubble's time grows with ratio / (1 - ratio), at the same computing.
-        grows = _bubble_for_computing(tried_pipeline) / _bubble_for_computing(pipeline)
+        return replace(lever, expected=exposed_ratio(observed, setup))
+    pipeline, new_pipeline = observed.case.spec().pipeline(observed.case), setup.spec().pipeline(setup)
+    if finding.kind == "bubble" and pipeline is not None and new_pipeline is not None:
+        # At constant computing, the bubble's time grows with ratio / (1 - ratio).
+        grows = _bubble_for_computing(new_pipeline) / _bubble_for_computing(pipeline)
         return replace(lever, expected=min(1.0, finding.expected * grows))
     return lever
 
 
 def _bubble_for_computing(pipeline: Pipeline) -> float:
-    """Return the bubble of a pipeline of equal stages, divided by the time in which its ranks compute."""
+    """Return the bubble of a pipeline with equal stages, divided by the computing time of its ranks."""
     order = actions(pipeline)
     ratio = simulate(order, {(action.stage, action.kind): 1.0 for rank in order for action in rank}).bubble_ratio
     return ratio / (1 - ratio)
 
 
-# The candidates of each kind, the usual ones first
+# The candidates of each kind, the common ones first
 
 
 def _candidates(finding: CostFinding, observed: Observed) -> Iterator[Remedy]:
@@ -142,7 +141,7 @@ def _candidates(finding: CostFinding, observed: Observed) -> Iterator[Remedy]:
 
 
 def _cuts(observed: Observed) -> Iterator[Remedy]:
-    """Yield finer cuts into stages, where the measured blocks can be cut better."""
+    """Yield better cuts into stages, if the measured blocks allow one."""
     cuts = stage_cuts(observed)
     if cuts is not None and not cuts.is_worth_it:
         yield Remedy(words="fewer ranks, or a model whose head is a smaller part: no other cut is clearly faster")
@@ -174,11 +173,11 @@ def _communication(case: Case, *, has_link: bool) -> Iterator[Remedy]:
 
 
 def _buckets(case: Case, *, has_link: bool) -> Iterator[Remedy]:
-    """Yield sizes of buckets, and averaging them during backward: one bucket for all gradients would hide nothing.
+    """Yield sizes of buckets, and averaging during backward: a single bucket for all gradients would hide nothing.
 
-    has_link: the law tells which size is better. Else only that is offered which cuts a lone bucket.
+    has_link: the model predicts which size is better. Otherwise only a split of a single bucket is offered.
     """
-    if not case.options.get("bucket_mb"):  # FSDP2 has no buckets, and a size of 0.
+    if not case.options.get("bucket_mb"):  # FSDP2 has no buckets: its size is 0.
         return
     gradients_mb = 4 * case.shape.parameters() / 2**20
     now_mb = float(case.options["bucket_mb"])
@@ -187,7 +186,7 @@ def _buckets(case: Case, *, has_link: bool) -> Iterator[Remedy]:
         yield _option("average gradients during backward, in several buckets", overlap="true", bucket_mb=smaller)
         yield _option("average gradients during backward", overlap="true")
     if has_link or now_mb >= gradients_mb:
-        yield _option("smaller buckets, the first of which leaves sooner", bucket_mb=smaller)
+        yield _option("smaller buckets, so that the first is sent sooner", bucket_mb=smaller)
     if has_link:
         yield _option("larger buckets, which pay the latency less often", bucket_mb=f"{4 * now_mb:.3g}")
 
@@ -222,7 +221,7 @@ def _host(observed: Observed) -> Iterator[Remedy]:
         yield _option("record launches as CUDA graphs", compile="reduce-overhead")
         yield _option("fewer, larger kernels", compile="default")
     yield Remedy(words="more work for each launch: a larger --batch, fewer microbatches")
-    yield Remedy(words="leave the node to the run: what else takes its cores? (`observatory doctor`)")
+    yield Remedy(words="give the whole node to the run: what else uses its cores? (`observatory doctor`)")
 
 
 def _memory(observed: Observed) -> Iterator[Remedy]:
@@ -232,11 +231,11 @@ def _memory(observed: Observed) -> Iterator[Remedy]:
         yield _option("keep activations: there is room for them", checkpoint="none", **every)
         yield _option("keep states on the device", offload="false")
     if case.options.get("checkpoint") != "selective":
-        yield _option("compute again only what is cheap", checkpoint="selective")
+        yield _option("recompute only what is cheap", checkpoint="selective")
     if case.options.get("checkpoint") != "full":
-        yield _option("compute blocks again", checkpoint="full")
+        yield _option("recompute blocks", checkpoint="full")
     if checkpoint_every(case) > 1:
-        yield _option("compute every block again", **{CHECKPOINT_EVERY.name: "1"})
+        yield _option("recompute every block", **{CHECKPOINT_EVERY.name: "1"})
     for name in ("accumulate", "microbatches"):
         if name in case.options:
             yield _option("smaller microbatches", **{name: str(2 * int(case.options[name]))})
@@ -257,14 +256,14 @@ def _compute(case: Case) -> Iterator[Remedy]:
 
 
 ENGINE = "ENGINE"
-"""Stands for the engine of a run of several nodes, which its record does not name."""
+"""Placeholder for the engine of a run on several nodes, which the record does not name."""
 
 CONFIG = "CONFIG.json"
-"""Stands for the file of a shape, which a run's record does not name."""
+"""Placeholder for the file of a shape, which a run's record does not name."""
 
 
 def _place_words(case: Case) -> list[str]:
-    """Return the words that put ranks where those of the case were."""
+    """Return the command-line words that place ranks like those of the case."""
     words = [f"--ranks {case.ranks}"]
     words += [f"--nodes {case.nodes} --engine {ENGINE}"] if case.nodes > 1 else []
     words += [f"--device {case.device}"]
@@ -273,17 +272,17 @@ def _place_words(case: Case) -> list[str]:
 
 
 def case_words(case: Case) -> list[str]:
-    """Return the words of a command line that asks for this case, without its strategy and options, as far as needed.
+    """Return the command-line words for this case, without strategy, options and defaults.
 
     The shape is written as the nearest preset and the dimensions in which it differs. A shape that only a file can
-    describe is written as `CONFIG`, with the sequence and the batch, which no file has.
+    describe is written as `CONFIG`, with the sequence and the batch, which files do not contain.
     """
     words = _place_words(case)
     shape = case.shape
     preset, dimensions = nearest_preset(shape)
     if particulars(shape):
         preset, dimensions = CONFIG, ("sequence", "batch")
-    has_gpu = case.device == "cuda"  # There the defaults depend on the GPU.
+    has_gpu = case.device == "cuda"  # Defaults then depend on the GPU.
     words += [f"--shape {preset}"] if preset != "tiny" or has_gpu else []
     words += [f"--{dimension.replace('_', '-')} {getattr(shape, dimension)}" for dimension in dimensions]
     words += [f"--precision {case.precision}"] if case.precision != "fp32" or has_gpu else []
@@ -293,12 +292,12 @@ def case_words(case: Case) -> list[str]:
 
 
 def option_words(case: Case) -> list[str]:
-    """Return the options of the case that are not at their defaults, as words of a command line."""
+    """Return the options of the case that are not at their defaults, as command-line words."""
     return [f"--option {name}={written(value)}" for name, value in options_set(case).items()]
 
 
 def run_command(case: Case, *more: str, without: tuple[str, ...] = ()) -> str:
-    """Return the command that measures the case, with more words. without: options to leave out."""
+    """Return the command that measures the case. more: words to append. without: options to leave out."""
     options = [
         word for word in option_words(case) if not word.startswith(tuple(f"--option {name}=" for name in without))
     ]
@@ -306,9 +305,9 @@ def run_command(case: Case, *more: str, without: tuple[str, ...] = ()) -> str:
 
 
 def try_command(case: Case, lever: Remedy) -> str:
-    """Return the command that measures the case without the lever's settings and with them, in turn.
+    """Return the command that measures the case without and with the lever's settings, in turn.
 
-    On several nodes it is a run with them: `observatory compare --ab` is of one machine.
+    On several nodes it is a run with the settings, because `observatory compare --ab` uses one machine.
     """
     settings = dict(lever.settings)
     if case.nodes > 1:

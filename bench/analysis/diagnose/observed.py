@@ -1,6 +1,6 @@
-"""What a diagnosis is made from, and what it is made of: an observed run, its findings, the diagnosis of them.
+"""The data of a diagnosis: the observed run, the findings, and the diagnosis itself.
 
-Data only: `bench.analysis.diagnose.observing` reads a run's folder and the history into an `Observed`.
+`bench.analysis.diagnose.observing` reads a run's folder and the history into an `Observed`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ CostKind = Literal[
     "compute", "exposed_communication", "bubble", "imbalance", "straggler", "host", "memory", "input", "unknown"
 ]
 """compute: the arithmetic itself. exposed_communication: transfers that no computation hides. bubble: of a pipeline's
-schedule. imbalance: ranks or stages with unequal work. straggler: one rank that holds all others up. host: devices that
-idle while their host does something else, or ranks that share cores. memory: what is paid for too little of it. input:
-waiting for batches. unknown: the evidence names none of these."""
+schedule. imbalance: ranks or stages with unequal work. straggler: a rank that holds all others up. host: devices that
+idle while their host is busy, or ranks that share cores. memory: the cost of too little memory. input: waiting for
+batches. unknown: the evidence names none of these."""
 
 KINDS: tuple[CostKind, ...] = get_args(CostKind)
 
@@ -30,14 +30,13 @@ KINDS: tuple[CostKind, ...] = get_args(CostKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoad:
-    """What a node's samples tell of the time of the run. None: the node did not tell.
+    """A node's load during the run, from its samples. None: the node did not record it.
 
     busy_ratio: share of the CPUs' time in which they did not idle.
     load_tasks: median number of tasks that ran or waited to run.
     cpu_pressure_ratio, memory_pressure_ratio: share of the time in which some task waited for a CPU, or for memory.
     swapped_bytes: moved in from swap space and out to it.
-    held_ratios: by GPU, the share of the time for which the reason that held its clocks back longest did so, and the
-        reason.
+    held_ratios: by GPU, the share of the time in which its clocks were throttled for the main reason, and that reason.
     """
 
     host: str
@@ -51,7 +50,7 @@ class NodeLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorTrouble:
-    """What a caching allocator counted over a run. rank: the one that counted most.
+    """Counts of a caching allocator over a run. rank: the one with the highest counts.
 
     retries: allocations that succeeded only after unused memory was returned to the device, which waits for it.
     """
@@ -63,15 +62,15 @@ class AllocatorTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A run of training, with what else is known of its machine.
+    """A training run, and the facts about its machine.
 
-    cause: why it did not end well, and the last lines of the blamed rank; empty where it ended well.
-    interconnect: the links by level that probes measured between ranks of this hardware, or why none is known.
-    pair_bandwidths: bytes per second of each pair of ranks, by its name such as "0-1", where a probe measured them.
-    device_bytes: memory of one GPU, or of a node's host for ranks on the CPU; None where it is not known.
-    cores: logical CPUs that the ranks of a node may use; None where they are not known.
-    rank_hosts: the host of each rank; empty where there is but one, or it is not known.
-    missing: what could not be observed, each with what would tell it.
+    cause: why it failed, and the last lines of the blamed rank; empty if it succeeded.
+    interconnect: the links by level that probes measured between ranks on this hardware, or why none is known.
+    pair_bandwidths: bytes per second of each pair of ranks that a probe measured, by name, for example "0-1".
+    device_bytes: memory of one GPU, or of a node's host for ranks on the CPU; None if unknown.
+    cores: logical CPUs that the ranks of a node may use; None if unknown.
+    rank_hosts: the host of each rank; empty if there is only one host, or if unknown.
+    missing: what could not be observed, each with the way to observe it.
     """
 
     run: str
@@ -93,18 +92,18 @@ class Observed:
 
     @property
     def crowding(self) -> float | None:
-        """CPU threads of a node's ranks per core that these may use; None where that is unknown."""
+        """CPU threads of a node's ranks per available core; None if unknown."""
         if self.cores is None:
             return None
         return self.case.ranks / self.case.nodes * self.case.threads / self.cores
 
 
-# What is found
+# Findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShare:
-    """A share of the step: the median over trials, with a 95 % interval where there is one.
+    """A share of the step: the median over trials, with a 95 % interval if there is one.
 
     trials: the value of each trial, in order.
     """
@@ -117,10 +116,11 @@ class StepShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something to try. words: what it is.
+    """Something to try. words: its description.
 
-    settings: options of the run's strategy, or `precision`, with the value to set; empty where it is no option.
-    expected: the share of the step that the law expects of the finding with them; None where no law tells.
+    settings: options of the run's strategy, or `precision`, with the value to set; empty if the remedy is not an
+        option.
+    expected: the predicted share of the finding with these settings; None if no model predicts it.
     """
 
     words: str
@@ -130,13 +130,13 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostFinding:
-    """One thing that takes time of the step.
+    """A cost that takes time of the step.
 
-    share: None where it cannot be told, and `evidence` says what is known.
-    expected: the share that the law expects; None where there is no law, or it lacks something: `why_not_expected`.
-    evidence: figures with their units, one in each line.
-    doubt: why the finding may be another, and what would settle it; None where the evidence names it.
-    subject: what is unequal, of an imbalance; None of other kinds.
+    share: None if unknown; `evidence` then says what is known.
+    expected: the share that the model predicts; None without a model or its inputs, see `why_not_expected`.
+    evidence: figures with their units, one per line.
+    doubt: why the finding is uncertain, and what would settle it; None if the evidence is clear.
+    subject: what is unequal in an imbalance; None for other kinds.
     """
 
     kind: CostKind
@@ -151,13 +151,13 @@ class CostFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What limits a run. See docs/guides/diagnosis.md for the rule.
+    """The limit of a run. See docs/guides/diagnosis.md for the rule.
 
-    limit: the finding that limits it, or `unknown`. is_sure: whether the evidence excludes another.
-    reason: why it is the limit; where it is not sure, what else it may be and what would settle it.
-    findings: the limit first, then by their share of the step.
-    root_cause: why the run failed, and the last lines of the blamed rank; empty where it ended well.
-    missing: what the diagnosis lacks, and what would tell it.
+    limit: the finding that limits the run, or `unknown`. is_sure: whether the evidence excludes other limits.
+    reason: why it is the limit; if that is not sure, what else it may be and what would settle it.
+    findings: the limit first, then by share of the step.
+    root_cause: why the run failed, and the last lines of the blamed rank; empty if it succeeded.
+    missing: what the diagnosis lacks, and how to obtain it.
     facts: lines on the step and its speed-up.
     command: the next command to run.
     """

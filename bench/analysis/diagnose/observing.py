@@ -1,4 +1,4 @@
-"""Collects what a diagnosis needs of a run: its summary, its ranks' and nodes' logs, and probes of its hardware."""
+"""Collects the inputs of a run's diagnosis: its summary, its ranks' and nodes' logs, and probes of its hardware."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _IDLE = ("idle", "iowait")
 
 
 def observe(summary: Summary, history: History | Absent) -> Observed:
-    """Return all that is known about the run.
+    """Collect everything that is known about the run.
 
-    history: searched for probes of its hardware; Absent: why it cannot be read.
+    history: searched for probes of the run's hardware; Absent: why it cannot be read.
 
     Raises:
-        Misuse: it is a probe's run, which measures the machine, or its strategy no longer exists, or a newer version
+        Misuse: it is a run of a probe, which measures the machine, its strategy no longer exists, or a newer version
             wrote its logs.
     """
     case, folder = summary.case, Path(summary.folder)
@@ -50,7 +50,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
         )
     if case.watched_name is not None:
         raise Misuse(
-            f"run {summary.run} watched a program of one's own, of which no cost model predicts a share of the step;"
+            f"run {summary.run} watched a user's own program, and no cost model predicts the shares of its step;"
             f" `observatory diagnose {summary.run}` says who is late in it"
         )
     if case.model is None:
@@ -91,7 +91,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
         interconnect=interconnect,
         pair_bandwidths=pairs,
         device_bytes=None if machine is None else _device_bytes(summary, machine),
-        # One machine may be several nodes of an engine, which then share its cores.
+        # An engine may run several nodes on one machine, which then share its cores.
         cores=None if machine is None else max(1, machine.usable_cores // machine.nodes_here),
         rank_hosts=hosts if placement is not None and not placement.has_moved else {},
         nodes=nodes,
@@ -101,7 +101,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
 
 
 def _as_of_today(case: Case) -> tuple[Case, list[str]]:
-    """Return the case with options that were added after it was measured, and lines on its age."""
+    """Return the case with the options that were added after it was measured, and lines on the differences."""
     spec = spec_of(case.strategy)
     today = options_of(case)
     absent = {
@@ -111,7 +111,7 @@ def _as_of_today(case: Case) -> tuple[Case, list[str]]:
     }
     lines = []
     if absent:
-        lines.append(f"options {', '.join(absent)}: the run is older than they are; the defaults of its time are used")
+        lines.append(f"options {', '.join(absent)}: the run predates them; their defaults at that time are used")
     if case.version != spec.version_on(case.device):
         lines.append(
             f"the current definition: the run has version {case.version} of {case.strategy}, and is compared with"
@@ -121,7 +121,7 @@ def _as_of_today(case: Case) -> tuple[Case, list[str]]:
 
 
 def _device_bytes(summary: Summary, machine: Machine) -> int | None:
-    """Return the memory of a GPU, or that which ranks on a CPU may use of their node."""
+    """Return the memory of a GPU, or the memory of a node that ranks on the CPU may use."""
     if summary.case.device == "cuda":
         known = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
         return min(known, default=None)
@@ -130,7 +130,7 @@ def _device_bytes(summary: Summary, machine: Machine) -> int | None:
 
 
 def _of_probes(summary: Summary, history: History | Absent) -> tuple[Interconnect | str, dict[str, float]]:
-    """Return the links and the bandwidths of pairs that probes measured on as many ranks of the same hardware."""
+    """Return the links and the pairs' bandwidths that probes measured on equally many ranks of the same hardware."""
     if isinstance(history, Absent):
         return history.reason, {}
     try:
@@ -150,17 +150,17 @@ def _of_probes(summary: Summary, history: History | Absent) -> tuple[Interconnec
 
 
 def _largest(summary: Summary) -> dict[tuple[str, ...], Estimate]:
-    """Return the bandwidth of each pair at the largest size that was sent."""
+    """Return the bandwidth of each pair at the largest message."""
     by_pair = by_labels(summary.estimates, RUN_PAIR_BANDWIDTH)
     most = max((int(size) for _, size in by_pair), default=0)
     return {(pair, size): estimate for (pair, size), estimate in by_pair.items() if int(size) == most}
 
 
-# What logs add: retries of the allocator, and what the nodes did meanwhile
+# From logs: retries of the allocator, and the load of the nodes
 
 
 def _allocator(folder: Path, ranks: int) -> AllocatorTrouble | None:
-    """Return the counts of the rank whose allocator had the most trouble; None without any."""
+    """Return the counts of the rank whose allocator had the most trouble; None if there was none."""
     worst: AllocatorTrouble | None = None
     for rank in range(ranks):
         path = folder / f"rank{rank}.jsonl"
@@ -170,7 +170,7 @@ def _allocator(folder: Path, ranks: int) -> AllocatorTrouble | None:
         by_trial: dict[int, list[Reading]] = defaultdict(list)
         for reading in readings:
             by_trial[reading.trial].append(reading)
-        # The processes of each trial count from 0.
+        # Each trial has new processes, which count from 0.
         retries, errors = (
             sum(int(max(values_of(of_trial, metric), default=0)) for of_trial in by_trial.values())
             for metric in (ALLOCATION_RETRIES, OUT_OF_MEMORY)
@@ -181,7 +181,7 @@ def _allocator(folder: Path, ranks: int) -> AllocatorTrouble | None:
 
 
 def _nodes(folder: Path) -> Iterator[NodeLoad]:
-    """Yield the load of each node during the run; counters are differences between the first beat and the last."""
+    """Yield the load of each node during the run; counters are differences between the first and the last beat."""
     for path in sorted(folder.glob("node*.jsonl")):
         records = read(path).records
         state, beats = NodeState(), []
@@ -223,7 +223,7 @@ def _load(host: str, beats: Sequence[_Beat]) -> NodeLoad:
 
 
 def _values(beat: _Beat, metric: Metric) -> dict[tuple[str, ...], float]:
-    """Return the values of a metric at a beat, by the values of its labels."""
+    """Return the values of a metric at a beat, by label values."""
     return {
         tuple(sample.labels[name] for name in metric.labels): sample.value
         for sample in beat[1]

@@ -1,4 +1,4 @@
-"""The diagnosis of a run as one page of 80 columns, JSON or CSV."""
+"""Prints the diagnosis of a run as a page of 80 columns, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bench.report.table import Table, whole, write
 
 WIDTH = 80
 MOST_EXPLAINED = 4
-"""Findings whose evidence stands on the page: the limit and the largest others."""
+"""Limit of findings with evidence on the page: the limit and the largest others."""
 EXPLAINED_RATIO = 0.05
-"""Share of the step below which a finding stands in the table alone."""
+"""A finding with a smaller share of the step appears only in the table."""
 COLUMNS = (
     *("run", "kind", "is_limit", "is_sure", "share", "low", "high", "expected"),
     *("subject", "why_not_expected", "evidence", "try", "doubt"),
@@ -27,8 +27,8 @@ COLUMNS = (
 
 
 def print_diagnosis(diagnosis: Diagnosis, format_name: str, console: Console | None = None) -> None:
-    """Print what limits the run, each finding with its evidence and its law, and the next command."""
-    # A limit that is none of the findings comes first.
+    """Print the limit of the run, each finding with its evidence and prediction, and the next command."""
+    # A limit that is not among the findings comes first.
     findings = diagnosis.findings
     if diagnosis.limit not in findings:
         findings = (diagnosis.limit, *findings)
@@ -45,7 +45,7 @@ def print_diagnosis(diagnosis: Diagnosis, format_name: str, console: Console | N
 def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[Table | str]:
     yield from _wrapped(f"{diagnosis.run}: {diagnosis.title}, {diagnosis.outcome.replace('_', ' ')}")
     if diagnosis.outcome in FAILED:
-        yield from _wrapped(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'its cause is not known'}")
+        yield from _wrapped(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'the cause is unknown'}")
     elif diagnosis.limit.kind == "unknown":
         yield "limit: unknown"
     else:
@@ -55,7 +55,7 @@ def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[T
         yield from _wrapped(line, "    ")
     for line in diagnosis.facts:
         yield from _wrapped(line)
-    if rows := [_shown(finding, finding.share) for finding in diagnosis.findings if finding.share is not None]:
+    if rows := [_table_row(finding, finding.share) for finding in diagnosis.findings if finding.share is not None]:
         yield ""
         yield Table(("takes time", "of the step", "predicted", "beyond it"), rows, folds="always")
     explained = [finding for finding in findings if _is_explained(finding, diagnosis)]
@@ -65,7 +65,7 @@ def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[T
         for line in finding.evidence:
             if line not in diagnosis.root_cause:
                 yield from _wrapped(line, "  ")
-        if finding.doubt is not None and finding is not diagnosis.limit:  # The limit's stands at the top.
+        if finding.doubt is not None and finding is not diagnosis.limit:  # The doubt of the limit is at the top.
             yield from _wrapped(f"unsure: {finding.doubt}", "  ")
         if (why := finding.why_not_expected) is not None:
             reason = "see missing" if any(why in line for line in diagnosis.missing) else why
@@ -84,10 +84,10 @@ def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[T
         yield f"{ENGINE} is the engine of that run: slurm, ray, or local where all nodes were one machine"
 
 
-def _shown(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
+def _table_row(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
     """Return the finding as a row: its title, its share of the step, the predicted one, and the difference."""
     title = "unattributed" if finding.kind == "unknown" else title_of(finding)
-    # Who is uneven may be open where the waiting itself is certain; a straggler in doubt may be none.
+    # An imbalance is certain even if its source is not; a straggler in doubt may be chance.
     if finding.kind == "straggler" and finding.doubt is not None:
         title += ", likely"
     ends = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
@@ -98,7 +98,7 @@ def _shown(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
 
 
 def _is_explained(finding: CostFinding, diagnosis: Diagnosis) -> bool:
-    """Return whether the finding's evidence stands on the page: of the limit, and of what is not small."""
+    """Return whether the page shows the finding's evidence: that of the limit and of large findings."""
     is_large = finding.share is None or finding.share.value >= EXPLAINED_RATIO or finding == diagnosis.limit
     return is_large and finding.kind != "unknown" and bool(finding.evidence or finding.levers)
 
@@ -110,7 +110,7 @@ def _lever_words(lever: Remedy) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    """Return the text in lines of the page, all but the first indented further."""
+    """Return the text wrapped to the page, with a hanging indent."""
     return textwrap.wrap(
         on_one_line(text),
         WIDTH,
@@ -122,7 +122,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _command(command: str) -> list[str]:
-    """Return the next command as a shell takes it; each further line of a long one begins with an option."""
+    """Return the next command for a shell; continuation lines begin with an option."""
     lines, newline = [""], " \\\n      "
     for words in re.split(r" (?=--)", command):
         joined = f"{lines[-1]} {words}".lstrip()

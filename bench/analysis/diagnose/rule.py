@@ -1,7 +1,7 @@
 """Decides what limits a run: the largest cost other than computing, if it is large (docs/guides/diagnosis.md).
 
-Computing is the purpose of a step, so it is the limit only if every cost is small and computing is shown to be fast: by
-its share of the step, and by its share of the measured ceiling. It is never the limit for lack of another.
+Computing is the purpose of a step, so it is the limit only if every other cost is small and computing is shown to be
+fast, by its share of the step and of the measured ceiling. It is never the limit merely because nothing else is.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from bench.results.step_parts import StepAccount
 from collectors.metrics import results
 
 LEAST_RATIO = 0.10
-"""Share of the step from which a cost is called the limit."""
+"""A cost may be the limit from this share of the step."""
 FAST_RATIO = 0.40
-"""Share of the measured ceiling that computing must reach to be called the limit: textbooks call 0.4 to 0.6 good."""
+"""Computing may be the limit from this share of the measured ceiling: textbooks call 0.4 to 0.6 good."""
 CROWDED_RATIO = 0.5
-"""Share of the time in which tasks of a node wait for a CPU, from which computing times on it are doubtful."""
+"""From this share of the time in which tasks of a node wait for a CPU, its computing times are doubtful."""
 SHOWN_RATIO = 0.005
-"""Share of the step below which a finding is left out."""
+"""A finding with a smaller share of the step is left out."""
 ENOUGH_TRIALS = 5
 LEAST_STRAGGLER_TRIALS = 3
-"""With fewer, one rank of a few has most of the lateness by chance too often for a suspect to be the limit."""
+"""With fewer, a rank too often has most of the lateness by chance, so a suspect cannot be the limit."""
 LONGEST_LINE = 100
 
 NAMES: dict[str, str] = {"exposed_communication": "exposed communication"}
@@ -42,9 +42,9 @@ _COMMAND = re.compile(r"`(observatory [^`]*)`")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LimitVerdict:
-    """The limit and its certainty. doubts: why it may be another, and what would decide; may be empty.
+    """The limit and its certainty. doubts: why the limit may be another, and what would decide; may be empty.
 
-    settles: the command that would decide; None if a remedy is the next thing to try.
+    settles: the command that would decide; None if a remedy is the next step.
     """
 
     limit: CostFinding
@@ -54,7 +54,7 @@ class _LimitVerdict:
 
 
 def diagnose(observed: Observed) -> Diagnosis:
-    """Return what limits a run of training, from what was observed of it."""
+    """Return what limits a training run."""
     findings, account = costs_of(observed)
     shown = [
         with_levers(finding, observed)
@@ -82,7 +82,7 @@ def diagnose(observed: Observed) -> Diagnosis:
 
 
 FAILED = ("failed", "timed_out")
-"""Outcomes of runs of which only the root cause is reported."""
+"""Outcomes for which only the root cause is reported."""
 
 
 def likely_limit(diagnosis: Diagnosis) -> str:
@@ -92,7 +92,7 @@ def likely_limit(diagnosis: Diagnosis) -> str:
     another limit, the line begins with "likely "; if it shows none, with "limit unknown".
     """
     if diagnosis.outcome in FAILED:
-        return _cut(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'its cause is unknown'}")
+        return _cut(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'the cause is unknown'}")
     limit = diagnosis.limit
     if limit.kind == "unknown":
         return _cut(f"limit unknown: {diagnosis.reason}")
@@ -126,7 +126,7 @@ def _size(finding: CostFinding) -> float:
 
 
 def _may_be_chance(finding: CostFinding, observed: Observed) -> bool:
-    """Return whether this is a late rank that so few trials cannot tell from chance: listed, and never the limit."""
+    """Return whether this is a late rank that may be chance in so few trials: it is listed, but never the limit."""
     return finding.kind == "straggler" and finding.doubt is not None and observed.trials_done < LEAST_STRAGGLER_TRIALS
 
 
@@ -178,7 +178,7 @@ def _of_failed(observed: Observed) -> _LimitVerdict:
 
 
 def _of_suspect(observed: Observed, suspect: CostFinding, share: StepShare) -> _LimitVerdict:
-    """Return the verdict if the largest cost is a late rank that more trials may clear."""
+    """Return the verdict if the largest cost is a late rank that may be chance."""
     assert suspect.doubt is not None
     option = _TRIALS.search(suspect.doubt)
     return _LimitVerdict(
@@ -193,7 +193,7 @@ def _of_suspect(observed: Observed, suspect: CostFinding, share: StepShare) -> _
 def _of_cost(
     observed: Observed, costs: Sequence[CostFinding], unattributed: StepShare | None, *, is_traced: bool
 ) -> _LimitVerdict:
-    """Return the verdict that the first of the costs is the limit."""
+    """Return the verdict that the first cost is the limit."""
     limit, share = costs[0], costs[0].share
     assert share is not None
     more_trials = run_command(observed.case, f"--trials {max(ENOUGH_TRIALS, 2 * observed.trials_done)}")
@@ -235,15 +235,15 @@ def _of_cost(
 
 
 def _exceeds(first: StepShare, second: StepShare) -> bool:
-    """Return whether a share is clearly larger: by its differences in the trials, or because it exceeds one half.
+    """Return whether a share is clearly larger: it exceeds one half, or the differences over trials show it.
 
-    Both come from the same trials, so that what disturbs a trial disturbs both.
+    Both come from the same trials, so a disturbance of a trial affects both.
     """
     if first.value > 0.5:
         return True
     if len(first.trials) != len(second.trials):
         return False
-    if len(first.trials) == 1:  # That one trial has no interval is said in any case.
+    if len(first.trials) == 1:  # The caller also says that one trial has no interval.
         return first.value >= 2 * second.value
     differences = [
         first_value - second_value for first_value, second_value in zip(first.trials, second.trials, strict=True)
@@ -255,7 +255,7 @@ def _exceeds(first: StepShare, second: StepShare) -> bool:
 def _of_computing(
     observed: Observed, shown: Sequence[CostFinding], unattributed: StepShare | None, missing: Sequence[str]
 ) -> _LimitVerdict:
-    """Return the verdict if no cost is large: computing, if it is shown to fill the step and to be fast."""
+    """Return the verdict if no other cost is large: computing, if it fills the step and is shown to be fast."""
     compute = next(finding for finding in shown if finding.kind == "compute")
     share = compute.share
     assert share is not None
@@ -330,7 +330,7 @@ def _missing(observed: Observed, account: StepAccount | str) -> Iterator[str]:
 
 
 def _facts(observed: Observed, limit: CostFinding) -> Iterator[str]:
-    """Yield the step time, and the speed-up with its value without the limit."""
+    """Yield the step time, and the speed-up with and without the limit."""
     for step in of_metric(observed.estimates, results.RUN_MEAN_STEP_SECONDS)[:1]:
         ends = "" if step.low is None or step.high is None else f" [{1e3 * step.low:,.4g}, {1e3 * step.high:,.4g}]"
         yield f"a step takes {1e3 * step.median:,.4g} ms{ends}, the mean over {plural(observed.trials_done, 'trial')}"
@@ -349,7 +349,7 @@ def _facts(observed: Observed, limit: CostFinding) -> Iterator[str]:
 
 
 def _next(observed: Observed, limit: CostFinding) -> str:
-    """Return the first thing to try, as a command."""
+    """Return the command of the first remedy."""
     for lever in limit.levers:
         if lever.settings:
             if observed.outcome in FAILED:

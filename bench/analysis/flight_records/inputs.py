@@ -1,4 +1,4 @@
-"""Finds dumps of the Flight Recorder on disk: files, folders of them, and folders of our own runs."""
+"""Finds dumps of the Flight Recorder on disk: files, folders of dumps, and folders of runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bench.store.files import read_small
 from collectors.flight_records.dumps import Dump, NotADump, rank_in_name, read_dump
 
 MOST_BYTES = 256 << 20
-"""Largest dump that is read. An entry with its stack takes some 5 kB, and torch keeps 2,000 of them by default."""
+"""Largest dump that is read. An entry with its stack takes about 5 kB, and torch keeps 2,000 entries by default."""
 _OWN = "rank*.flight.json"
 _SOMETHING_ELSE = re.compile(r"\.(?!(flight|json|pickle|pkl|bin)$)[a-z_]+$|\.(memory|trace|timeline)\.", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dumps:
-    """Dumps of the ranks of one job, by rank. notices: a line for each file of a folder that was skipped."""
+    """Dumps of one job, by rank. notices: a line for each skipped file of a folder."""
 
     dumps: tuple[Dump, ...]
     files: tuple[Path, ...]
@@ -28,21 +28,21 @@ class Dumps:
 
 
 def read_dumps(names: Sequence[str], runs_folder: Path, *, ranks: Sequence[int] = ()) -> Dumps:
-    """Read the dumps that these names mean: files, folders, or runs in the folder of runs.
+    """Read the dumps of these names: files, folders, or runs in the folder of runs.
 
-    ranks: the rank of each file, in their order; empty to take them from the files' names.
+    ranks: the rank of each file, in order; empty to take the ranks from the files' names.
 
     Raises:
-        Misuse: a name is unknown, a named file or every file of a folder is no dump, or a rank is unknown or occurs
+        Misuse: a name is unknown, a named file or every file of a folder is not a dump, or a rank is unknown or occurs
             twice.
     """
     read: list[tuple[Path, Dump]] = []
     notices = []
-    named = [found for name in names for found in _files(name, runs_folder)]
-    if ranks and len(ranks) != len(named):
-        order = ", ".join(path.name for path, _ in named)
-        raise Misuse(f"--rank is given {len(ranks)} times for {plural(len(named), 'dump')} ({order}); give it for each")
-    for place, (path, is_sure) in enumerate(named):
+    files = [file for name in names for file in _files(name, runs_folder)]
+    if ranks and len(ranks) != len(files):
+        order = ", ".join(path.name for path, _ in files)
+        raise Misuse(f"--rank is given {len(ranks)} times for {plural(len(files), 'dump')} ({order}); give it for each")
+    for place, (path, is_sure) in enumerate(files):
         rank = ranks[place] if ranks else rank_in_name(path.name)
         if rank is None:
             raise Misuse(
@@ -57,7 +57,7 @@ def read_dumps(names: Sequence[str], runs_folder: Path, *, ranks: Sequence[int] 
             notices.append(f"skipped: {reason}")
     if not read:
         raise Misuse(f"none of the {len(notices)} files is a dump of torch's Flight Recorder: {notices[0]}")
-    read.sort(key=lambda found: found[1].rank)
+    read.sort(key=lambda file: file[1].rank)
     for (first, dump), (second, other) in pairwise(read):
         if dump.rank == other.rank:
             raise Misuse(f"{first} and {second} are both of rank {dump.rank}; name the dumps of one job, once each")
@@ -65,7 +65,7 @@ def read_dumps(names: Sequence[str], runs_folder: Path, *, ranks: Sequence[int] 
 
 
 def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the files that a name means, and whether each is sure to be meant as a dump."""
+    """Yield the files of a name, and whether the user named each directly as a dump."""
     path = Path(name)
     if not path.exists() and path.name == name and (runs_folder / name).is_dir():
         path = runs_folder / name
@@ -75,7 +75,7 @@ def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
                 raise Misuse(f"{name} does not exist; name a dump (nccl_trace_rank_0), a folder of dumps or a run")
             yield path, True
             return
-        # A run keeps the records of each trial that did not end well in the folder of the trial.
+        # A run stores the records of each failed trial in the trial's folder.
         own = sorted(path.glob(_OWN)) or sorted(path.glob(f"*/{_OWN}"))
         newest = max((file.parent for file in own), key=lambda folder: folder.stat().st_mtime_ns, default=path)
         files = [file for file in own if file.parent == newest] or sorted(

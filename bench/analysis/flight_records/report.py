@@ -1,4 +1,4 @@
-"""What the Flight Records of a job show: the first call on which ranks differ, and who is missing."""
+"""Reports the Flight Records of a job: the first call on which ranks differ, and the missing ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collectors.rank.rank_list import listed
 from collectors.traces.table import Table, table_of
 
 NO_GROUPS = (
-    "these dumps do not list the ranks of groups, as gloo's do not: a rank that entered no call of a group is not known"
-    " to be missing there"
+    "these dumps, like all of gloo's, do not list the ranks of groups, so a rank that entered no call of a group is not"
+    " reported as missing there"
 )
 STILL_RUNNING = "dumps of a job that still runs show ranks that are merely late as missing"
 
 
 def records(dumps: Sequence[Dump]) -> tuple[tuple[Table, ...], tuple[str, ...]]:
-    """Return the tables and the notes: the first difference of each group, and the newest call of each rank."""
+    """Return the tables (the first difference of each group, and the newest call of each rank) and the notes."""
     differences = compare(dumps)
     blamed = blame(differences, dumps)
     tables = (
@@ -51,7 +51,7 @@ def records(dumps: Sequence[Dump]) -> tuple[tuple[Table, ...], tuple[str, ...]]:
 
 
 def verdict(blamed: Blame) -> str:
-    """Return what the records show, as a sentence."""
+    """Return the conclusion from the records, as a sentence."""
     first = blamed.first
     if first is None:
         return "all ranks entered the same calls and completed them"
@@ -79,15 +79,15 @@ def verdict(blamed: Blame) -> str:
 
 
 def _by_call(difference: Difference) -> dict[str, list[int]]:
-    """Return the ranks by what they entered, those of the most frequent call last."""
+    """Return the ranks by the call that they entered, the most frequent call last."""
     ranks: dict[str, list[int]] = {}
     for rank, call in difference.entered.items():
         ranks.setdefault(call.words, []).append(rank)
-    return dict(sorted(ranks.items(), key=lambda found: len(found[1])))
+    return dict(sorted(ranks.items(), key=lambda item: len(item[1])))
 
 
 def _rows(difference: Difference) -> Iterator[tuple[str | int | None, ...]]:
-    """Yield a row for each form of the call: who entered it, and from where."""
+    """Yield a row for each form of the call: which ranks entered it, and from where."""
     absent = listed((*difference.absent, *difference.without_dump)) or None
     for words, ranks in _by_call(difference).items():
         where = _common(difference.entered[rank].where for rank in ranks)
@@ -95,7 +95,7 @@ def _rows(difference: Difference) -> Iterator[tuple[str | int | None, ...]]:
 
 
 def _common(places: Iterable[str | None]) -> str | None:
-    """Return the only place; None if there is none, or ranks differ."""
+    """Return the common place of all ranks; None if there is none."""
     known = set(places)
     return known.pop() if len(known) == 1 else None
 

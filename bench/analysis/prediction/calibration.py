@@ -1,7 +1,7 @@
-"""Rates that a forecast takes a machine to reach, each with its range: those of data sheets, or of this history.
+"""The rates, each with a range, that a forecast assumes for a machine: from data sheets, or from its history.
 
-The ranges of data sheets are constants, measured elsewhere and named here. `bench.analysis.prediction.from_history` has
-those of runs. Imports no torch and asks nothing of this host.
+Ranges relative to data sheets are constants, measured elsewhere. `bench.analysis.prediction.from_history` reads rates
+from runs. Imports no torch and does not query this host.
 """
 
 from __future__ import annotations
@@ -24,47 +24,46 @@ Corner = Literal["low", "value", "high"]
 """All rates at the low ends of their ranges, at their values, or at the high ends."""
 CORNERS: tuple[Corner, ...] = ("low", "value", "high")
 
-# The law of a step by data sheets. Its constants are fitted on published rows, and held against others:
-# `tests/bench/analysis/prediction/published` does both, and docs/measured/published.md has every error.
-#
-# Fitted on: 38 rows of mosaicml/llm-foundry, scripts/train/benchmarking/README.md at 4952183 (760M, 3B, 13B and 70B; 8
-# to 512 H100 SXM of 80 GB; FSDP in bf16; torch 2.1; 2023-10 and 2024-01). Ranges: of the values that would make a row
-# exact, the middle 80 %, over the rows in which the constant's part is a fifth of the step or more.
+# The model of a step by data sheets. Its constants are fitted to some published rows and tested on others:
+# `tests/bench/analysis/prediction/published` does both, and docs/measured/published.md has every error. Fitted to: 38
+# rows of mosaicml/llm-foundry, scripts/train/benchmarking/README.md at 4952183 (760M, 3B, 13B and 70B; 8 to 512 H100
+# SXM of 80 GB; FSDP in bf16; torch 2.1; 2023-10 and 2024-01). Ranges: the middle 80 % of the values that would make a
+# row exact, over the rows in which the constant's part is at least a fifth of the step.
 
 PRODUCTS_SHARE = 0.78
 """Share of the data sheet's dense peak that matrix products reach."""
 PRODUCTS_SPREAD = (0.57, 0.83)
-"""0.73 to 0.83 by the rows of the fit. The low end is that of torchtitan's four rows, which the fit has not seen: FSDP2
+"""The rows of the fit give 0.73 to 0.83. The low end comes from torchtitan's four rows, which are not in the fit: FSDP2
 of torch 2.6 on H100 of 96 GB that are limited to 500 W (docs/measured/published.md)."""
 ATTENTION_SHARE = 0.18
 """Share of the peak that a fused causal kernel reaches, counting the half of the scores that it needs."""
 ATTENTION_SPREAD = (0.17, 0.19)
 ELEMENTWISE_SHARE = 0.77
-"""Share of the bytes of element-wise kernels, counted kernel by kernel, that memory moves; caches serve the rest. Its
-scatter is that of the memory's bandwidth, and has no range of its own."""
+"""Share of the bytes of element-wise kernels, counted kernel by kernel, that memory moves; caches serve the rest. The
+range of the memory bandwidth covers its scatter."""
 HIDDEN_SHARE = 0.16
-"""Share of the communication that may hide behind computing that is hidden in truth. The rest adds to the step: a
-collective slows the kernels that it overlaps, or its links are slower than LINK_EFFICIENCY takes them to be."""
+"""Share of the overlappable communication that is hidden in practice. The rest adds to the step: a collective slows the
+kernels that it overlaps, or its links are slower than LINK_EFFICIENCY assumes."""
 HIDDEN_SPREAD = (0.0, 0.26)
-"""0.09 to 0.26 by the rows of the fit. The low end is that of a fit on the other models alone."""
+"""The rows of the fit give 0.09 to 0.26. The low end comes from a fit to the other models alone."""
 LINK_EFFICIENCY = 0.8
-"""Share of a link's bandwidth by the data sheet that a ring of NCCL reaches with large messages. Assumed."""
+"""Share of a link's data-sheet bandwidth that an NCCL ring reaches with large messages. Assumed."""
 LINK_SPREAD = (0.67, 1.07)
-"""Share of a link's bandwidth by the data sheet that NCCL reaches: from 200 of 300 GB/s (all_reduce of 1 GB, A100) over
-370 of 450 (H100, ring) to 480 of 450 (H100, sums in the switch).
+"""Share of a link's data-sheet bandwidth that NCCL reaches: from 200 of 300 GB/s (all_reduce of 1 GB, A100) over 370 of
+450 (H100, ring) to 480 of 450 (H100, sums in the switch).
 Source: NVIDIA/nccl-tests issues 149 (2023-06-27) and 212 (2024-05-06)."""
 MEMORY_EFFICIENCY = 0.8
-"""Share of the data sheet's memory bandwidth that a kernel reaches which only reads and writes."""
+"""Share of the data sheet's memory bandwidth that a kernel reaches if it only reads and writes."""
 MEMORY_SPREAD = (0.74, 0.87)
-"""The same, as copies within a GPU measured it: 1,500 of 2,039 GB/s (A100 80 GB), 2,573 of 3,350 (H100), 1,355 of 1,555
-(A100 40 GB).
+"""Measured by copies within a GPU: 1,500 of 2,039 GB/s (A100 80 GB), 2,573 of 3,350 (H100), 1,355 of 1,555 (A100 40
+GB).
 Source: NVIDIA/cuda-samples issue 311 (2025-04-03), NVIDIA/nccl issue 1264 (2024-04-24),
 PTsolvers/gpu-workshop-JuliaCon23 issue 7 (2023-07-25)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """A figure and the range that it may have. origin: where the range comes from, for people."""
+    """A figure and its range. origin: where the range comes from, for people."""
 
     value: float
     low: float
@@ -72,22 +71,25 @@ class Range:
     origin: str
 
     def at(self, corner: Corner) -> float:
-        """Return the end of this corner."""
+        """Return the end at this corner."""
         return {"low": self.low, "value": self.value, "high": self.high}[corner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Rates of one machine, for the cases of one precision and device.
+    """Rates of one machine, for one precision and device.
 
     name: of the machine, for people.
-    products: FLOP/s by the rows of square matrices, ascending; a single one holds for all sizes; or why none is known.
-    attention: FLOP/s of fused attention; None where it takes the rate of a product of as many operations.
+    products: FLOP/s by the rows of square matrices, ascending; a single entry applies to all sizes; or why none is
+        known.
+    attention: FLOP/s of fused attention; None if it has the rate of a product with as many operations.
     memory: bytes per second that element-wise kernels and the optimizer read and write.
     elementwise: share of the counted bytes of element-wise kernels that memory moves.
-    links: the interconnect with its bandwidths at each corner, or why none is known. links_origin: of their range.
-    hiding: share of the hidden communication that the cost model allows; 1 where nothing was measured or fitted.
-    rests_on: what the figures rest on, for people. missing: what is not measured, each with the command that does.
+    links: the interconnect with its bandwidths at each corner, or why none is known. links_origin: where their range
+        comes from.
+    hiding: the hidden communication as a share of what the cost model allows; 1 if it was neither measured nor fitted.
+    rests_on: basis of the figures, for people. missing: each rate that was not measured, with the command that measures
+        it.
     runs: the newest run of each probe that the rates rest on.
     """
 
@@ -127,7 +129,7 @@ FULLY_HIDDEN = Range(value=1.0, low=1.0, high=1.0, origin="assumed: as much is h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SheetRates:
-    """Rates of one GPU by its data sheet and the law, or why there are none; and what each rests on, for people."""
+    """Rates of one GPU by its data sheet and the model, or why there are none; and the basis of each, for people."""
 
     products: Range | Absent
     attention: Range | None
@@ -137,7 +139,7 @@ class SheetRates:
 
 
 def sheet_rates(peak: Peak | Absent, bandwidth: float | Absent) -> SheetRates:
-    """Return the rates of a GPU of this peak and memory bandwidth (bytes per second)."""
+    """Return the rates of a GPU with this peak and memory bandwidth (bytes per second)."""
     products: Range | Absent
     memory: Range | Absent
     attention, products_words, memory_words = None, "", ""
@@ -170,10 +172,10 @@ def sheet_rates(peak: Peak | Absent, bandwidth: float | Absent) -> SheetRates:
 
 
 def sheet_calibration(case: Case, machine: PlannedMachine) -> Calibration:
-    """Return the rates of a machine that is not here: its data sheets', times shares that are reached elsewhere."""
+    """Return the rates of a remote machine: those of its data sheets, times the shares that other machines reach."""
     peak: Peak | Absent = machine.peak(case.precision)
     if is_fp8(case):
-        peak = Absent(reason="nothing is assumed of the rate of fp8 products; use another --option weights")
+        peak = Absent(reason="no rate is assumed for fp8 products; use another --option weights")
     rates = sheet_rates(peak, machine.memory_bandwidth())
     rests_on = [line for line in (rates.products_words, rates.memory_words) if line]
     if case.options.get(BALANCE.name) == "measured":
@@ -196,19 +198,19 @@ def sheet_calibration(case: Case, machine: PlannedMachine) -> Calibration:
 
 
 def sheet_links(case: Case, machine: PlannedMachine) -> tuple[Mapping[Corner, Interconnect], list[str]]:
-    """Return the machine's interconnect at each corner, and what the levels that the case crosses rest on."""
+    """Return the machine's interconnect at each corner, and the basis of each level that the case crosses."""
     links = links_between(machine, case.ranks, case.nodes)
     return links, link_words(machine, _crossed(case, links["value"]))
 
 
 def links_between(machine: PlannedMachine, ranks: int, nodes: int) -> Mapping[Corner, Interconnect]:
-    """Return the machine's interconnect between so many ranks at each corner."""
+    """Return the machine's interconnect between this many ranks at each corner."""
     shares: dict[Corner, float] = {"low": LINK_SPREAD[0], "value": LINK_EFFICIENCY, "high": LINK_SPREAD[1]}
     return {corner: machine.interconnect(ranks, nodes, efficiency=share) for corner, share in shares.items()}
 
 
 def link_words(machine: PlannedMachine, names: Container[str]) -> list[str]:
-    """Return what the levels of these names rest on, for people."""
+    """Return the basis of the levels with these names, for people."""
     return [
         f"{level.name} at {_shares(LINK_EFFICIENCY, LINK_SPREAD)} of"
         f" {level.bandwidth_bytes_per_second / 1e9:.4g} GB/s a GPU in each direction, {1e6 * level.latency_s:g} us a"
@@ -219,7 +221,7 @@ def link_words(machine: PlannedMachine, names: Container[str]) -> list[str]:
 
 
 def can_hide(case: Case) -> bool:
-    """Whether the cost model hides some of the case's transfers behind computing; a pipeline is simulated instead."""
+    """Whether the cost model may hide transfers behind computing; false for a pipeline, which is simulated."""
     spec = case.spec()
     return spec.pipeline(case) is None and any(transfer.behind is not None for transfer in spec.transfers(case))
 
@@ -241,7 +243,7 @@ def _of_sheet(rate: float, share: float, spread: tuple[float, float]) -> Range:
 
 
 def _crossed(case: Case, interconnect: Interconnect) -> set[str]:
-    """Return the names of the levels that the case's transfers cross; none of a probe."""
+    """Return the names of the levels that the case's transfers cross; none for a probe."""
     if case.model is None:
         return set()
     axes = case.spec().mesh(case)

@@ -1,4 +1,4 @@
-"""The one fact that decides a forecast, in a sentence: what does not fit, or what a step waits for."""
+"""The fact that decides a forecast, in one sentence: what does not fit, or what a step waits for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from workloads.cost_models.step_time import StepTime
 from workloads.options import rerun_ratio
 
 DECIDES_FROM = 0.2
-"""Share of the step from which a part other than computing is the fact that decides."""
+"""A part other than computing decides if it takes at least this share of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The fact that decides. share: of the step, or of the memory that there is; None where nothing is known."""
+    """The fact that decides. share: of the step or of the available memory; None if nothing is known."""
 
     about: Literal["memory", "compute", "communication", "bubble", "optimizer", "nothing"]
     share: float | None
@@ -28,7 +28,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """A step with its optimizer, where that is known, and what each transfer adds to it."""
+    """A step, with its optimizer if that is known, and what each transfer adds to it."""
 
     step: StepTime
     exposed: Sequence[ExposedTransfer]
@@ -40,11 +40,11 @@ class Seconds:
 
 
 def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
-    """Return the fact that decides. step: None where it is not known."""
+    """Return the fact that decides. step: None if unknown."""
     if not memory.fits:
         return _memory(case, memory)
     if step is None:
-        return Decision(about="nothing", share=None, words="the memory is enough; the step is not known")
+        return Decision(about="nothing", share=None, words="the memory is sufficient; the step is unknown")
     parts: dict[Literal["communication", "bubble", "optimizer"], float] = {
         "communication": step.step.exposed_s,
         "bubble": step.step.bubble_s,
@@ -54,8 +54,10 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
     share = parts[about] / step.step.step_s
     if share < DECIDES_FROM:
         share = step.compute_s / step.step.step_s
-        again = ", some of it again for checkpointing" if rerun_ratio(case) else ""
-        return Decision(about="compute", share=share, words=f"computing is {whole_percent(share)} of the step{again}")
+        recomputation = ", including recomputation for checkpointing" if rerun_ratio(case) else ""
+        return Decision(
+            about="compute", share=share, words=f"computing is {whole_percent(share)} of the step{recomputation}"
+        )
     if about == "communication":
         return Decision(about=about, share=share, words=_communication(step, share))
     if about == "bubble":
@@ -67,7 +69,7 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
 
 
 def _communication(step: Seconds, share: float) -> str:
-    """Return the transfer that adds most: "the all_reduce over data crosses InfiniBand at 40 GB/s a rank: ..."."""
+    """Describe the transfer that adds most: "the all_reduce over data crosses InfiniBand at 40 GB/s a rank: ..."."""
     most = max(step.exposed, key=lambda each: each.exposed_s)
     rate = readable(most.rank_bytes_per_second, "bytes/s")
     words = f"the {most.transfer.collective} over {most.transfer.axis} crosses {most.level} at {rate} a rank"

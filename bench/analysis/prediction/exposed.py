@@ -1,9 +1,9 @@
-"""Exposed communication of a step, transfer by transfer, and so by the level of links that each crosses.
+"""Divides the exposed communication of a step among its transfers, and so among the levels of links that they cross.
 
-The sum is that of the cost models (`step_time`, `step_of`); here it is divided. Transfers that hide behind one
-phase queue for the same link: what the queue adds to the phase is divided among them by their times. In a pipeline the
-update's collectives follow the last action, and are exposed in full; what the simulated schedule waits for is divided
-among the others by their times.
+The sum comes from the cost models (`step_time`, `step_of`). Transfers that hide behind one phase queue for the same
+link: what the queue adds to the phase is divided among them by their times. In a pipeline, the update's collectives
+follow the last action and are fully exposed; the waits of the simulated schedule are divided among the other transfers
+by their times.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from workloads.cost_models.interconnect import Interconnect, transfer_axis, tran
 from workloads.cost_models.step_time import ComputeTime, StepTime, queue_exposed_s
 from workloads.cost_models.terms import Transfer
 
-NO_LEVEL = "other ranks"
-"""The level of what a rank waits for in others' transfers, where it has none itself."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedTransfer:
-    """A transfer and what it adds to the step.
+    """A transfer and the time that it adds to the step.
 
-    level: name of the outermost level of links that it crosses. rank_bytes_per_second: that level's bandwidth for each
-    rank of the unit that it joins. elapsed_s: hidden or not.
+    level: name of the outermost level of links that it crosses. rank_bytes_per_second: that level's bandwidth divided
+    by the ranks of a unit that it joins. elapsed_s: hidden or not.
     """
 
     transfer: Transfer
@@ -38,10 +35,10 @@ class ExposedTransfer:
 def exposed_transfers(
     case: Case, compute: ComputeTime, links: Interconnect, *, whole: StepTime | None, hiding: float
 ) -> tuple[ExposedTransfer, ...]:
-    """Return the transfers of a step that cross a link, with what each adds.
+    """Return the transfers of a step that cross a link, with the time that each adds.
 
-    whole: the simulated step of a pipeline; None of other strategies. hiding: see
-    `queue_exposed_s`; a pipeline is simulated, and not changed.
+    whole: the simulated step of a pipeline; None for other strategies. hiding: see `queue_exposed_s`; not used for a
+    pipeline, which is simulated.
     """
     spec = case.spec()
     axes = spec.mesh(case)
@@ -81,7 +78,7 @@ def _in_pipeline(case: Case, timed: Sequence[ExposedTransfer], whole: StepTime) 
 
 
 def _divided(transfers: Sequence[ExposedTransfer], exposed_s: float) -> list[ExposedTransfer]:
-    """Divide what transfers add together among them by their times."""
+    """Divide the exposed time of transfers among them by their times."""
     whole_s = sum(each.elapsed_s for each in transfers)
     if whole_s == 0:
         return list(transfers)

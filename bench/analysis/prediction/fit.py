@@ -1,7 +1,6 @@
-"""What a case would hold and take on a machine that is not here: memory by part, bytes by level, step and MFU.
+"""Predicts a case on a remote machine: memory by part, bytes by level, step and MFU.
 
-Memory and bytes follow from the cost models, and the step is that of `observatory predict`: nothing is asked of any
-machine.
+Memory and bytes come from the cost models, and the step is that of `observatory predict`. No machine is queried.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from workloads.cost_models.interconnect import Interconnect, transfer_axis, tran
 from workloads.cost_models.step_time import StepTime
 from workloads.cost_models.terms import Collective, Transfer
 
-# Bytes of a step, by collective and level.
+# Bytes of a step, by collective and level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTraffic:
-    """The collectives of one kind over one mesh axis in a step, of one rank.
+    """One rank's collectives of one kind over one mesh axis in a step.
 
     level: the outermost level of links that the axis's ranks cross; None for an axis of one rank.
-    elapsed_s: all of them in turn, none hidden.
+    elapsed_s: the sum of their times, hidden or not.
     """
 
     collective: Collective
@@ -39,7 +38,7 @@ class LevelTraffic:
 
 
 def traffic(case: Case, interconnect: Interconnect) -> Iterator[LevelTraffic]:
-    """Yield the transfers of a step; those of one collective over one axis that cross the same levels together."""
+    """Yield the transfers of a step, added up by collective, axis and outermost level crossed."""
     if case.model is None:
         return
     spec = case.spec()
@@ -60,12 +59,12 @@ def traffic(case: Case, interconnect: Interconnect) -> Iterator[LevelTraffic]:
         )
 
 
-# A case on a machine.
+# A case on a machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What a case would hold and take. forecast: its memory and step, as `observatory predict` prints them."""
+    """The prediction of a case. forecast: its memory and step, as `observatory predict` prints them."""
 
     case: Case
     machine: PlannedMachine
@@ -83,17 +82,17 @@ class Fit:
 
     @property
     def mfu(self) -> float | Absent:
-        """Of the data sheet's peak."""
+        """MFU relative to the data sheet's peak."""
         return self.forecast.mfu.value if isinstance(self.forecast.mfu, Range) else self.forecast.mfu
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """What the step assumes, for people."""
+        """The assumptions of the step, for people."""
         return () if isinstance(self.step, Absent) else self.forecast.rests_on
 
 
 def fit(case: Case, machine: PlannedMachine) -> Fit:
-    """Predict a case on a machine. Asks nothing of this host."""
+    """Predict a case on a machine. Does not query this host."""
     predicted = forecast_on(case, machine)
     links = predicted.calibration.links
     return Fit(

@@ -1,9 +1,9 @@
-"""Forecast of a case: its memory, its step by part with intervals, and the fact that decides; torch-free and quick.
+"""Forecasts a case: its memory, its step by part with intervals, and the fact that decides; torch-free and quick.
 
-A step is computing, exposed communication by level, a pipeline's bubble and the optimizer. Each part names the page of
-docs/cost_models that describes its model. Intervals are those of the rates (`bench.analysis.prediction.calibration`):
-the step is computed with all rates at the low ends of their ranges, and again at the high ends. They do not cover what
-the models leave out, such as a host that is too slow to launch kernels.
+The parts of a step are computing, exposed communication by level, a pipeline's bubble and the optimizer. Each part
+names the page of docs/cost_models that describes its model. Intervals come from the ranges of the rates
+(`bench.analysis.prediction.calibration`): the step is computed with all rates at the low ends, and again at the high
+ends. They do not cover what the models leave out, for example a host that is too slow to launch kernels.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ MODELS: Mapping[str, str] = {
 class StepPart:
     """A part of the step.
 
-    level: of communication, the outermost level of links that it crosses; None of other parts.
-    seconds: what it adds to the step, or why that is not known.
+    level: outermost level of links that communication crosses; None for other parts.
+    seconds: the time that it adds to the step, or why it is unknown.
     model: page of docs/cost_models.
     """
 
@@ -76,10 +76,10 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepForecast:
-    """What a step of a case would take.
+    """The predicted step of a case.
 
-    parts: of the step; empty where it is absent. step: at the rates' values, with its optimizer. step_s: the same with
-    its range. divided: the step by transfers; None where it is absent.
+    parts: of the step; empty if it is absent. step: at the rates' values, with its optimizer. step_s: its seconds with
+    their range. divided: the step by transfer; None if it is absent.
     """
 
     case: Case
@@ -91,29 +91,29 @@ class StepForecast:
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """What the figures rest on, for people."""
+        """Basis of the figures, for people."""
         return self.calibration.rests_on
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What is not measured, each with the command that does."""
+        """Each rate that was not measured, with the command that measures it."""
         return self.calibration.missing
 
     @property
     def optimizer_s(self) -> Range | Absent:
-        """Time of the optimizer, or why it is not known."""
+        """Time of the optimizer, or why it is unknown."""
         of_step = self.step if isinstance(self.step, Absent) else Absent(reason="a probe updates nothing")
         return next((part.seconds for part in self.parts if part.name == "optimizer"), of_step)
 
     def seconds(self, name: PartName) -> float | None:
-        """Return the seconds of a part over all its levels; None where they are absent."""
+        """Return the seconds of a part over all its levels; None if they are absent."""
         values = [part.seconds for part in self.parts if part.name == name]
         return None if any(isinstance(each, Absent) for each in values) else sum(_value(each) for each in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast(StepForecast):
-    """What a case would hold and take.
+    """The predicted memory and step of a case.
 
     tokens_per_second, mfu: of the whole step, or why they are absent. mfu_of: what MFU is a share of, for people.
     """
@@ -130,7 +130,7 @@ class Forecast(StepForecast):
         return self.calibration.name
 
     def days(self, tokens: float) -> Range | Absent:
-        """Return the days that so many tokens take, without checkpoints, failures and restarts."""
+        """Return the days that this many tokens take, without checkpoints, failures and restarts."""
         rate = self.tokens_per_second
         if isinstance(rate, Absent):
             return rate
@@ -143,9 +143,9 @@ def _value(seconds: Range | Absent) -> float:
 
 
 def forecast_on(case: Case, machine: PlannedMachine, recomputed: Recomputed | None = None) -> Forecast:
-    """Predict a case on a machine that is not here, by its data sheets. Asks nothing of this host.
+    """Predict a case on a remote machine by its data sheets. Does not query this host.
 
-    recomputed: what backward computes again, where another program does it otherwise than the case's options.
+    recomputed: what backward recomputes, if another program differs from the case's options in it.
     """
     return forecast(
         case,
@@ -213,16 +213,16 @@ def step_forecast(case: Case, calibration: Calibration, recomputed: Recomputed |
 
 
 def hidden_ratio(case: Case, calibration: Calibration) -> float | None:
-    """Return the share of a case's communication that the cost model hides; None where it sends or knows nothing."""
+    """Return the share of a case's communication that the cost model hides; None if it sends nothing or is unknown."""
     steps = _steps(case, replace(calibration, hiding=FULLY_HIDDEN), 0.0, None)
     return None if isinstance(steps, Absent) else steps["value"].step.hidden_ratio
 
 
-# The step at one corner of the rates.
+# The step at one corner of the rates
 
 
 def why_no_step(case: Case, calibration: Calibration) -> Absent | None:
-    """Return which rate of a step is not known; None where all are."""
+    """Return which rate of a step is unknown; None if all are known."""
     if case.model is None:
         return Absent(reason="a probe trains no model")
     if isinstance(moved_bytes := optimizer_bytes(case), Absent):
@@ -274,7 +274,7 @@ def _step(
 
 
 def work_of(case: Case) -> ForwardWork:
-    """Return the forward of the case's step, in products of the size that a rank computes."""
+    """Return the work of the case's forward, in products of the size that a rank computes."""
     spec, shape = case.spec(), case.shape
     axes = spec.mesh(case)
     tokens = shape.tokens / case.data_ranks / microbatch_count(case) / axes.get("sequence", 1)
@@ -291,9 +291,9 @@ def work_of(case: Case) -> ForwardWork:
 def compute_at(
     case: Case, work: ForwardWork, calibration: Calibration, corner: Corner, recomputed: Recomputed | None = None
 ) -> ComputeTime:
-    """Return forward and backward of a mean rank: each product at its size's rate, the rest by its bytes.
+    """Return the mean rank's forward and backward: each product at the rate of its size, the rest by its bytes.
 
-    recomputed: None for what the case's options say.
+    recomputed: None to follow the case's options.
     """
     assert not isinstance(calibration.memory, Absent), "the caller looked"
     ranks = case.spec().training_ranks(case)
@@ -308,13 +308,13 @@ def compute_at(
 
 
 def recomputed_of(case: Case) -> Recomputed:
-    """Return what backward computes again; selective checkpointing keeps products and attention."""
+    """Return what backward recomputes; selective checkpointing does not recompute products and attention."""
     whole = rerun_ratio(case)
     return Recomputed(products=whole, attention=whole, elementwise=checkpointed_ratio(case))
 
 
 def optimizer_bytes(case: Case) -> float | Absent:
-    """Return what the optimizer of the rank that updates most reads and writes."""
+    """Return the bytes that the optimizer reads and writes on the rank with the largest update."""
     if case.options.get("offload"):
         return Absent(reason="the host updates offloaded states, and nothing measures at which rate")
     spec = case.spec()
@@ -329,13 +329,13 @@ def optimizer_bytes(case: Case) -> float | Absent:
     )
 
 
-# What the corners say together.
+# From corners to ranges
 
 
 def _range(seconds: Mapping[Corner, float], origin: str) -> Range:
-    """Return seconds at each corner as a range: high rates give the low end.
+    """Return the range of the seconds over all corners: high rates usually give the low end.
 
-    A part may grow with the rates, as exposed communication does where computing that hides it becomes quicker.
+    A part may grow with the rates: exposed communication grows if the computing that hides it becomes faster.
     """
     ends = (*seconds.values(),)
     return Range(value=seconds["value"], low=min(ends), high=max(ends), origin=origin)

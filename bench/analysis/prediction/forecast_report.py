@@ -1,4 +1,4 @@
-"""The report of forecasts, for people, as JSON and as CSV: memory, the step by part, and the fact that decides."""
+"""Reports forecasts for people, as JSON and as CSV: memory, the step by part, and the fact that decides."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def print_forecasts(predicted: Sequence[Predicted], tokens: float | None, format_name: str) -> None:
-    """Print forecasts in the requested format. tokens: to train on; None leaves the days out."""
+    """Print forecasts in the requested format. tokens: to train on; None to leave out the days."""
     write(
         format_name,
         forecast_page(predicted, tokens),
@@ -45,7 +45,7 @@ def print_forecasts(predicted: Sequence[Predicted], tokens: float | None, format
 
 
 def forecast_page(predicted: Sequence[Predicted], tokens: float | None) -> Iterator[Block]:
-    """Yield the machine, and the forecast of each case."""
+    """Yield the machine and the forecast of each case."""
     first = predicted[0]
     yield (
         f"{first.forecast.machine}: this machine, by its history"
@@ -54,12 +54,12 @@ def forecast_page(predicted: Sequence[Predicted], tokens: float | None) -> Itera
     )
     for each in predicted:
         yield ""
-        yield from _one(each, tokens)
+        yield from _forecast_blocks(each, tokens)
     yield ""
     yield "nothing was started, and nothing written"
 
 
-def _one(predicted: Predicted, tokens: float | None) -> Iterator[Block]:
+def _forecast_blocks(predicted: Predicted, tokens: float | None) -> Iterator[Block]:
     forecast = predicted.forecast
     case = forecast.case
     yield f"{case.title}: {case.setting}"
@@ -74,7 +74,7 @@ def _one(predicted: Predicted, tokens: float | None) -> Iterator[Block]:
     yield f"{_verdict(predicted)} (model: {MODELS['memory']})"
     yield ""
     yield from _step(forecast)
-    yield from _whole(forecast, tokens)
+    yield from _totals(forecast, tokens)
     yield ""
     yield from (f"rests on {line}" for line in forecast.rests_on)
     yield from (f"not measured: {line}" for line in forecast.missing)
@@ -85,7 +85,7 @@ def _verdict(predicted: Predicted) -> str:
     if predicted.machine is not None:
         return verdict_words(predicted.forecast.case, memory, predicted.machine)
     if memory.fits:
-        return "it fits, as far as that is predicted" if memory.is_least else "it fits"
+        return "the predicted parts fit" if memory.is_least else "it fits"
     return "it does not fit; use a smaller --shape, --batch or --sequence, or a strategy that shards"
 
 
@@ -93,7 +93,7 @@ def _step(forecast: Forecast) -> Iterator[Block]:
     step_s = forecast.step_s
     if isinstance(step_s, Absent):
         known = step_s.reason in forecast.missing
-        yield "step: absent until what it rests on is measured" if known else f"step: absent: {step_s.reason}"
+        yield "step: absent until its rates are measured" if known else f"step: absent: {step_s.reason}"
         return
     rows = [(part.title, *_cells(part.seconds), _share(part.seconds, step_s), part.model) for part in forecast.parts]
     rows.append(("step", *_cells(step_s), "100 %", ""))
@@ -114,7 +114,7 @@ def _share(seconds: Range | Absent, step_s: Range) -> str:
     return "-" if isinstance(seconds, Absent) else readable(seconds.value / step_s.value, "ratio")
 
 
-def _whole(forecast: Forecast, tokens: float | None) -> Iterator[str]:
+def _totals(forecast: Forecast, tokens: float | None) -> Iterator[str]:
     rate = forecast.tokens_per_second
     if isinstance(rate, Absent):
         return
@@ -139,7 +139,7 @@ def _amount(tokens: float) -> str:
 
 
 def forecast_document(predicted: Predicted, tokens: float | None) -> dict[str, Any]:
-    """Return a forecast for JSON: seconds, bytes and ratios; what is absent has its reason."""
+    """Return a forecast for JSON, in seconds, bytes and ratios; an absent figure has its reason."""
     forecast = predicted.forecast
     memory, machine = forecast.memory, predicted.machine
     nearest = None if memory.fits or machine is None else nearest_fit(forecast.case, machine)
@@ -171,9 +171,9 @@ def forecast_document(predicted: Predicted, tokens: float | None) -> dict[str, A
 
 
 def _rows(forecast: Forecast, tokens: float | None) -> Iterator[dict[str, object]]:
-    """Yield a row for each part of memory and step, and for each whole figure.
+    """Yield a row for each part of memory and step, and for each total.
 
-    fits: at_least where no cost model predicts the peak, and what is known fits.
+    fits: at_least if no cost model predicts the peak and the known parts fit.
     """
     base = {"strategy": forecast.case.strategy, "ranks": forecast.case.ranks, "machine": forecast.machine}
     memory = forecast.memory

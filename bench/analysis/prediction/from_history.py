@@ -1,9 +1,9 @@
-"""Rates that runs of the same hardware reached: the calibration of a forecast from the history.
+"""Calibrates a forecast from the history: the rates that runs on the same hardware reached.
 
-Products have the ladder of `matmul`, element-wise kernels and the optimizer the bandwidth of `copies`, transfers the
-links of `collectives`, and what is hidden behind computing is what runs of the same strategy hid. Each range is that of
-all trials, from the lowest to the highest. What no run measured is named with the command that measures it; on a GPU
-the data sheet's rates stand in for it, term by term (`bench.analysis.prediction.calibration`).
+Products take their rates from `matmul`, element-wise kernels and the optimizer from `copies`, and transfers from
+`collectives`; the hidden share of communication comes from runs of the same strategy. Each range spans all trials. A
+rate that no run measured is reported with the command that measures it; on a GPU, the data sheet's rate replaces it
+(`bench.analysis.prediction.calibration`).
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ from workloads.pipeline_parallel.expected_step import missing_link
 from workloads.probes.spec import CopiesSpec, MatmulSpec
 
 COPIES: Mapping[str, str] = {"cpu": "memory_copy", "cuda": "device_copy"}
-"""Kind of copy that reads and writes memory as element-wise kernels do, by device."""
+"""The kind of copy, by device, that reads and writes memory like element-wise kernels."""
 LIKE_RUNS = 50
-"""How many of the newest runs of the strategy are searched for what they hid."""
+"""Number of the strategy's newest runs that are searched for hidden communication."""
 LEAST_HIDDEN = 0.05
-"""Where the cost model hides less than this share, a run does not show how much of it is reached."""
+"""If the cost model hides less than this share, a run does not show how much of it is reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A case that has not run, and the hardware that it would run on, in the words of `Summary.hardware`."""
+    """A case that has not run, and the hardware for it, written like `Summary.hardware`."""
 
     case: Case
     hardware: str
 
 
 def history_calibration(place: Place, history: Runs, machine: PlannedMachine | None = None) -> Calibration:
-    """Return the rates that runs of this hardware reached; for a GPU, what none measured is by the data sheet.
+    """Return the rates that runs on this hardware reached; for a GPU, unmeasured rates come from the data sheet.
 
-    machine: the one of --on, whose links are known by their data sheets; None for this machine.
+    machine: that of --on, whose data sheets give its links; None for this machine.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -93,10 +93,10 @@ def history_calibration(place: Place, history: Runs, machine: PlannedMachine | N
 
 
 def sheet_rates_of(place: Place, machine: PlannedMachine | None) -> SheetRates:
-    """Return the rates by the data sheet of the GPU; absent on a CPU, and for a GPU without a data sheet."""
+    """Return the rates by the GPU's data sheet; absent for a CPU and for a GPU without a data sheet."""
     case = place.case
     if is_fp8(case):
-        nothing = Absent(reason="nothing is assumed of the rate of fp8 products")
+        nothing = Absent(reason="no rate is assumed for fp8 products")
         return sheet_rates(nothing, nothing)
     if machine is not None:
         return sheet_rates(machine.peak(case.precision), machine.memory_bandwidth())
@@ -163,7 +163,7 @@ def _rate_words(rate: float) -> str:
 
 
 def _ladder(runs: Sequence[Summary]) -> tuple[tuple[float, Range], ...]:
-    """Return FLOP/s by the rows of square matrices, ascending; empty where no run measured any."""
+    """Return FLOP/s by the rows of square matrices, ascending; empty if no run measured any."""
     by_rows: dict[float, list[Estimate]] = defaultdict(list)
     for run in runs:
         for product in of_metric(run.estimates, RUN_MATMUL_FLOPS):
@@ -180,17 +180,17 @@ def _bandwidth(runs: Sequence[Summary], kind: str) -> Range | None:
 
 
 def _scatter(estimates: Sequence[Estimate], probe: str) -> Range:
-    """Return the median of the runs' medians, in the range of all trials."""
+    """Return the median of the runs' medians, with the range of all trials."""
     trials = [value for each in estimates for value in (each.median, *each.trials)]
     return Range(
         value=median(each.median for each in estimates),
         low=min(trials),
         high=max(trials),
-        origin=_counted(len(estimates), sum(len(each.trials) for each in estimates), probe),
+        origin=_range_words(len(estimates), sum(len(each.trials) for each in estimates), probe),
     )
 
 
-def _counted(runs: int, trials: int, what: str) -> str:
+def _range_words(runs: int, trials: int, what: str) -> str:
     return f"range of {plural(trials, 'trial')} in {plural(runs, 'run')} of {what}"
 
 
@@ -202,10 +202,10 @@ def _links(
     missing: list[str],
     runs: list[str],
 ) -> tuple[Mapping[Corner, Interconnect] | Absent, str]:
-    """Return the interconnect at each corner, and where its range comes from; say what it rests on, or what is missing.
+    """Return the interconnect at each corner and the origin of its range; append to `rests_on`, `missing` and `runs`.
 
-    A strategy that sends nothing needs none. Links that were not measured are the machine's by data sheets, all of
-    them: levels of both kinds are not mixed.
+    A strategy that sends nothing needs none. If a link was not measured, all links come from the machine's data sheets:
+    measured levels and data-sheet levels are not mixed.
     """
     case = place.case
     transfers, axes = case.spec().transfers(case), case.spec().mesh(case)
@@ -224,7 +224,7 @@ def _links(
     runs += [sweep.run for sweep in links.sweeps]
     spread = bandwidth_spread(place, history)
     assert spread is not None, "a sweep gave the links"
-    origin = _counted(spread.runs, spread.trials, "collectives")
+    origin = _range_words(spread.runs, spread.trials, "collectives")
     rests_on.append(
         f"links: {links.basis}; {whole_percent(spread.low)} to {whole_percent(spread.high)} of that, {origin}"
     )
@@ -237,13 +237,13 @@ def _scaled(interconnect: Interconnect, share: float) -> Interconnect:
     return Interconnect(levels=tuple(level.scaled(share) for level in interconnect.levels))
 
 
-# What runs of the same strategy hid.
+# Communication that runs of the same strategy hid
 
 
 def _hiding(place: Place, history: Runs, calibration: Calibration) -> Range | None:
-    """Return the share of the hidden communication of the cost model that like runs hid; None where none shows it.
+    """Return the communication that similar runs hid, as a share of what the cost model hides; None if no run shows it.
 
-    Like runs have the same strategy, backend and hardware, and as many ranks, or else the nearest number of them.
+    Similar runs have the same strategy, backend and hardware, and the same or else the nearest number of ranks.
     """
     case = place.case
     like = [
@@ -275,7 +275,7 @@ def _nearest_first(case: Case, settings: Iterable[tuple[int, int]]) -> list[tupl
 
 
 def _reached(run: Summary, calibration: Calibration) -> list[float]:
-    """Return the hidden share of the run's communication by that of the cost model; nothing where that hides little."""
+    """Return the run's hidden share divided by that of the cost model; nothing if the cost model hides little."""
     allowed = hidden_ratio(run.case, calibration)
     if allowed is None or allowed < LEAST_HIDDEN:
         return []

@@ -1,4 +1,4 @@
-"""Memory of the rank that holds most at the worst moment of a step, by part, compared with what a device has."""
+"""Predicts the peak memory of the rank that holds most, by part, and compares it with the device's memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from workloads.cost_models.peak_memory import Prediction
 from workloads.options import microbatch_count
 
 STATES = ("parameters", "gradients", "optimizer")
-"""The parts of memory that no checkpointing and no smaller batch changes."""
+"""The parts of memory that neither checkpointing nor a smaller batch changes."""
 OFFLOADED = "states that a node's ranks offload to its host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Bytes that the rank that holds most needs at its worst moment, by part, and what a GPU has.
+    """Peak bytes of the rank that holds most, by part, and the memory of a GPU.
 
-    states_bytes: parameters, gradients and optimizer state of the rank that has most; 0 of a probe, and where the host
-    has them.
-    host_bytes, host_room_bytes: what the ranks of a node offload to its host, and what that has.
-    is_least: no cost model predicts the peak of a step, so that the parts are only what the rank holds at the least.
-    basis: what the figures are, for people.
+    states_bytes: largest sum of a rank's parameters, gradients and optimizer state; 0 for a probe, and if the host
+    holds them. host_bytes, host_room_bytes: what the ranks of a node offload to its host, and the host's memory.
+    is_least: no cost model predicts the peak of a step, so the parts are only the minimum that the rank holds.
+    basis: origin of the figures, for people.
     """
 
     parts: Mapping[str, int]
@@ -46,9 +45,9 @@ class MemoryFit:
 
     @property
     def too_much(self) -> tuple[str, int] | None:
-        """The part that is too much, in words, with its bytes; None where all fits.
+        """The part that is too large, in words, with its bytes; None if everything fits.
 
-        States, where they exceed the memory alone; otherwise the largest of the other parts.
+        The states if they alone exceed the memory; otherwise the largest of the other parts.
         """
         if self.fits:
             return None
@@ -62,12 +61,12 @@ class MemoryFit:
 
 
 def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
-    """Return the memory of the rank that holds most, compared with a GPU's."""
+    """Compare the memory of the rank that holds most with a GPU's."""
     return memory_within(case, machine.table.gpu.memory_bytes, machine.table.host_memory_bytes)
 
 
 def memory_within(case: Case, room_bytes: int, host_room_bytes: int) -> MemoryFit:
-    """Return the memory of the rank that holds most, compared with what a rank's device and a node's host have."""
+    """Compare the memory of the rank that holds most with that of a rank's device and a node's host."""
     spec = case.spec()
     if case.model is None:
         buffers = {"buffers": max(spec.working_bytes(case, rank) for rank in (0, case.ranks - 1))}
@@ -103,7 +102,7 @@ def memory_within(case: Case, room_bytes: int, host_room_bytes: int) -> MemoryFi
 
 
 def _most_states(case: Case) -> int:
-    """Return the bytes of parameters, gradients and optimizer state of the rank that has most of them."""
+    """Return the largest sum of a rank's parameters, gradients and optimizer state, in bytes."""
     of_ranks = (case.spec().states(case, rank) for rank in _looked_at(case))
     return max(each.parameters_bytes + each.gradients_bytes + each.optimizer_bytes for each in of_ranks)
 
@@ -121,9 +120,9 @@ def _peak(case: Case) -> Prediction | Absent:
 
 
 def least_parts(case: Case) -> dict[str, int]:
-    """Return what the rank that holds most keeps and gathers, for a case whose peak no cost model predicts.
+    """Return what the rank that holds most keeps and gathers; for a case whose peak no cost model predicts.
 
-    States that are offloaded are not the GPU's.
+    Offloaded states do not count.
     """
     spec = case.spec()
     by_rank = []

@@ -1,6 +1,6 @@
-"""The nearest setup that fits where a case does not: checkpointing, smaller microbatches, another strategy, more nodes.
+"""Finds a setup that fits near a case that does not: checkpointing, smaller microbatches, another strategy, more nodes.
 
-A few setups are tried, the smallest change first. None is measured: the cost models decide.
+It tries a few setups, smallest change first. Cost models decide; nothing is measured.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from workloads.options import microbatch_option
 from workloads.spec import OptionValue
 
 STRATEGIES = ("fsdp", "hsdp", "three_d")
-"""Strategies that are tried in place of one that does not fit: they hold less a rank, and run on any machine."""
+"""Alternative strategies to try: they need less memory on each rank, and run on any machine."""
 GROWTH = (2, 4, 8, 16, 32, 64)
-"""How many times the ranks and then the machine's nodes are tried."""
+"""Factors to try on the number of ranks, then on that of the machine's nodes."""
 MOST_RANKS = MOST["ranks"]
-"""More ranks are not tried: no case may have them."""
+"""Upper limit of ranks in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearestFit:
-    """A setup that fits. words: what differs, as it is typed: "--option checkpoint=full"."""
+    """A setup that fits. words: the change, as typed: "--option checkpoint=full"."""
 
     words: str
     case: Case
@@ -36,16 +36,16 @@ class NearestFit:
 
 
 def nearest_fit(case: Case, machine: PlannedMachine) -> NearestFit | None:
-    """Return the first of a few setups that fits, or None.
+    """Return the first setup that fits, or None.
 
-    One whose peak no cost model predicts is returned only where no other fits: it may need more.
+    A setup whose peak no cost model predicts may need more, so it is returned only if no other fits.
     """
     uncertain: NearestFit | None = None
-    for words, tried, on in _tried(case, machine):
-        if sum(least_parts(tried).values()) > on.table.gpu.memory_bytes:
-            continue  # Is found sooner than the peak.
-        memory = memory_fit(tried, on)
-        candidate = NearestFit(words=words, case=tried, machine=on, memory=memory)
+    for words, setup, on in _setups(case, machine):
+        if sum(least_parts(setup).values()) > on.table.gpu.memory_bytes:
+            continue  # Cheaper to compute than the peak.
+        memory = memory_fit(setup, on)
+        candidate = NearestFit(words=words, case=setup, machine=on, memory=memory)
         if memory.fits and not memory.is_least:
             return candidate
         if memory.fits:
@@ -53,8 +53,8 @@ def nearest_fit(case: Case, machine: PlannedMachine) -> NearestFit | None:
     return uncertain
 
 
-def _tried(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, PlannedMachine]]:
-    """Yield setups, each smaller in memory than the case in some way, in words and as checked cases."""
+def _setups(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, PlannedMachine]]:
+    """Yield setups that need less memory in some way, in words and as checked cases."""
     if case.model is None:
         return
     for words, tried in (*_options(case), *_strategies(case, machine)):
@@ -95,7 +95,7 @@ def _options(case: Case) -> Iterator[tuple[str, Case]]:
 
 
 def _strategies(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case]]:
-    """Yield the case as a strategy that shards more, checkpointed."""
+    """Yield the case with strategies that shard more, without and with checkpointing."""
     node = min(machine.table.gpus_per_node, case.ranks)
     for name in STRATEGIES:
         if name == case.strategy:
@@ -108,7 +108,7 @@ def _strategies(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case
 
 
 def _changed(case: Case, options: Mapping[str, str], *, strategy: str | None = None) -> Iterator[tuple[str, Case]]:
-    """Yield the case with these options in place of its own, if its spec takes them."""
+    """Yield the case with these options changed, if its spec accepts them."""
     spec = find_spec(strategy or case.strategy)
     texts = [f"{name}={value}" for name, value in options.items()]
     words = " ".join([*([] if strategy is None else [strategy]), *(f"--option {text}" for text in texts)])

@@ -1,7 +1,7 @@
-"""Forecasts of the cases that a command line asks for: on this machine, or on one that is not here.
+"""Forecasts the cases of a command line, on this machine or on a remote one.
 
-Without a machine, rates are those of this machine's history. With one they are its data sheets', or those that runs of
-its hardware reached.
+Rates of this machine come from its history; those of a remote machine come from its data sheets, or from runs on its
+hardware.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workloads.cost_models.absent import Absent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOptions:
-    """What a prediction rests on. on: the machine's name; None for this one. nodes, ranks_per_node: of this one."""
+    """Options of a prediction. on: the machine's name; None for this one. nodes, ranks_per_node: of this machine."""
 
     on: str | None = None
     from_history: bool = False
@@ -38,7 +38,7 @@ class PredictOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """The forecast of a case. machine: that of --on; None for this machine. lines: what a reader must know of it."""
+    """The forecast of a case. machine: that of --on; None for this machine. lines: notes for the reader."""
 
     forecast: Forecast
     machine: PlannedMachine | None
@@ -46,10 +46,10 @@ class Predicted:
 
 
 def predicted_cases(args: CaseArgs, options: PredictOptions) -> list[Predicted]:
-    """Return the forecast of each number of ranks that is asked for. Starts nothing, and writes nothing.
+    """Return a forecast for each requested number of ranks. Starts and writes nothing.
 
     Raises:
-        Misuse: something is unknown or not allowed, cannot be, or has no run to rest on.
+        Misuse: a name or value is unknown, not allowed or impossible, or there is no run to read rates from.
         InfrastructureFailed: the history cannot be read, or a case needs GPUs that cannot be used.
     """
     if find_spec(args.strategy).kind == "probe":
@@ -59,9 +59,7 @@ def predicted_cases(args: CaseArgs, options: PredictOptions) -> list[Predicted]:
         )
     machine = None if options.on is None else read_machine(options.on)
     if machine is not None and (options.nodes, options.ranks_per_node) != (1, None):
-        raise Misuse(
-            "--on says which nodes there are: --nodes and --ranks-per-node cannot be set with it; leave them out"
-        )
+        raise Misuse("--on defines the nodes, so --nodes and --ranks-per-node cannot be set with it; leave them out")
     node = read_node(options.nodes, options.ranks_per_node) if machine is None else node_on(machine)
     predicted = []
     for count in args.ranks or (None,):
@@ -81,7 +79,7 @@ def predicted_cases(args: CaseArgs, options: PredictOptions) -> list[Predicted]:
 
 
 def _at_rates(case: Case, node: NodeResources, calibration: Calibration) -> Forecast:
-    """Return the forecast at rates of the history, in the memory of the node."""
+    """Return the forecast at these rates, with the memory of the node."""
     peak, words = _peak(case, node, calibration)
     return forecast(
         case,
@@ -93,7 +91,7 @@ def _at_rates(case: Case, node: NodeResources, calibration: Calibration) -> Fore
 
 
 def _peak(case: Case, node: NodeResources, calibration: Calibration) -> tuple[Peak | Absent, str]:
-    """Return what MFU is a share of: the data sheet's peak, or the measured ceiling where there is none."""
+    """Return the reference of MFU: the data sheet's peak, or else the measured ceiling."""
     if case.device == "cuda":
         gpus = node.gpus.gpus
         peak = peak_of(gpus[0].name if gpus else None, case.precision)
@@ -125,7 +123,7 @@ def _room_bytes(case: Case, node: NodeResources) -> int:
 
 
 def _hardware(case: Case, node: NodeResources, machine: PlannedMachine | None) -> str:
-    """Return the hardware in the words that its runs have."""
+    """Return the hardware, written as in its runs."""
     words = hardware_here(case.device, cores=node.cores, gpus=node.gpus.gpus)
     is_one_machine = machine is not None or case.nodes == 1
     return words if is_one_machine else f"{words}, as {case.nodes} nodes"
@@ -133,7 +131,7 @@ def _hardware(case: Case, node: NodeResources, machine: PlannedMachine | None) -
 
 @contextmanager
 def _history(url: str | None) -> Iterator[Runs]:
-    """Open the history for reading; one without runs where none was begun and none is named."""
+    """Open the history for reading; if there is none yet and `url` is None, yield an empty one."""
     try:
         with History(url, writable=False) as history:
             yield history

@@ -1,4 +1,4 @@
-"""The largest preset that each strategy could train on a machine that is not here, for `observatory list --on`."""
+"""Finds the largest preset that each strategy could train on a remote machine, for `observatory list --on`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workloads.spec import StrategySpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestPreset:
-    """The largest preset that fits, in bf16 with checkpointing where the strategy takes it."""
+    """The largest preset that fits, in bf16, with checkpointing if the strategy accepts it."""
 
     preset: str
     case: Case
@@ -28,9 +28,9 @@ class LargestPreset:
 
 
 def largest_preset(spec: StrategySpec, machine: PlannedMachine) -> LargestPreset | None:
-    """Return the largest preset that fits with one sequence a rank; None where none does, or the spec refuses all.
+    """Return the largest preset that fits with one sequence per rank; None if none does or the spec refuses all.
 
-    On as many GPUs as the strategy takes of the machine's, half of them, a quarter and so on.
+    It tries as many of the machine's GPUs as the strategy accepts, then a half, a quarter and so on.
     """
     for name, shape in reversed(PRESETS.items()):
         for case in _cases(spec, machine, shape):
@@ -43,7 +43,7 @@ def largest_preset(spec: StrategySpec, machine: PlannedMachine) -> LargestPreset
 
 
 def _cases(spec: StrategySpec, machine: PlannedMachine, shape: Shape) -> Iterator[Case]:
-    """Yield the strategy's cases, the one on most GPUs first."""
+    """Yield the strategy's cases, those with the most GPUs first."""
     ranks = min(machine.gpus, spec.needs.maximum_ranks or machine.gpus)
     while ranks >= spec.needs.minimum_ranks:
         sizes = {"tensor_ranks": min(machine.table.gpus_per_node, ranks // 2)} if spec.name == "three_d" else {}
@@ -60,7 +60,7 @@ def _case(spec: StrategySpec, machine: PlannedMachine, shape: Shape, ranks: int,
     """Return a case in bf16.
 
     Raises:
-        Misuse: its spec refuses it.
+        Misuse: the spec refuses the case.
     """
     case = Case(
         strategy=spec.name,
@@ -87,7 +87,7 @@ PRESET_COLUMNS = ("strategy", "machine", "ranks", "preset", "total_bytes", "is_l
 
 
 def presets_document(specs: Sequence[StrategySpec], machine: PlannedMachine) -> list[dict[str, Any]]:
-    """Return the largest preset of each strategy; of a probe, and where none fits, nothing but the name."""
+    """Return the largest preset of each strategy; only the name for a probe, and if none fits."""
     rows = []
     for spec in specs:
         largest = largest_preset(spec, machine) if spec.kind == "training" else None
@@ -107,7 +107,7 @@ def presets_document(specs: Sequence[StrategySpec], machine: PlannedMachine) -> 
 def presets_page(
     specs: Sequence[StrategySpec], machine: PlannedMachine, rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[Block]:
-    """Yield the largest preset of each strategy, as `presets_document` gives them."""
+    """Yield the largest preset of each strategy. rows: from `presets_document`."""
     yield machine_line(machine)
     yield ""
     cells = [
@@ -124,6 +124,6 @@ def presets_page(
     yield Table(columns, cells, words=(0, 2, 4), unbroken=(0, 1, 2, 3), folds="always")
     yield ""
     yield (
-        "in bf16 and checkpointed, with default options otherwise, and one sequence a rank, 8 at the least; other"
+        "in bf16 with checkpointing, one sequence a rank (at least 8 in all) and otherwise default options; other"
         " options may fit more (`observatory run STRATEGY --on MACHINE --dry-run`)"
     )

@@ -1,4 +1,4 @@
-"""The report of what a case would hold and take on a machine that is not here, for people and as JSON."""
+"""Reports the predicted memory and step of a case on a remote machine, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workloads.cost_models.absent import Absent
 
 
 def fit_page(predicted: Fit) -> Iterator[Block]:
-    """Yield memory by part, bytes by collective and level, the step, and what it rests on."""
+    """Yield memory by part, bytes by collective and level, the step, and its basis."""
     yield from _memory(predicted)
     if predicted.traffic:
         yield ""
@@ -63,14 +63,14 @@ def _memory(predicted: Fit) -> Iterator[Block]:
 
 
 def verdict_line(predicted: Fit) -> str:
-    """Return whether the case fits; if not, which part is too much, and the nearest setup that fits."""
+    """Return whether the case fits; if not, which part is too large, and the nearest setup that fits."""
     return verdict_words(predicted.case, predicted.memory, predicted.machine)
 
 
 def verdict_words(case: Case, memory: MemoryFit, machine: PlannedMachine) -> str:
-    """Return the same for a case on a machine."""
+    """Return the words of `verdict_line` for a case on a machine."""
     if memory.fits:
-        return "it fits, as far as that is predicted" if memory.is_least else "it fits"
+        return "the predicted parts fit" if memory.is_least else "it fits"
     nearest = nearest_fit(case, machine)
     line = f"it does not fit: {_too_much(memory)}"
     if nearest is None and case.model is None:
@@ -97,7 +97,7 @@ def _too_much(memory: MemoryFit) -> str:
 
 
 def without_checkpointing(predicted: Fit) -> int | None:
-    """Return what the case would hold without checkpointing; None where it has none, or that is not predicted."""
+    """Return the bytes without checkpointing; None if the case has none, or if they are not predicted."""
     case = predicted.case
     if case.options.get("checkpoint", "none") == "none":
         return None
@@ -116,7 +116,7 @@ def step_lines(predicted: Fit) -> Iterator[str]:
     optimizer = f"an optimizer of {time_words(step.compute.optimizer_s)}, " if step.compute.optimizer_s else ""
     compute_s = step.compute.forward_s + step.compute.backward_s
     computing, exposed, sent = map(time_words, (compute_s, step.exposed_s, step.communication_s))
-    # A rank of a pipeline also waits for messages between others.
+    # A rank of a pipeline also waits for messages between other ranks.
     what = f"{sent} in all" if step.exposed_s <= step.communication_s else f"a rank's own takes {sent}"
     yield (
         f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {optimizer}{bubble}"
@@ -130,7 +130,7 @@ FIGURES = ("ranks", "nodes", "total_bytes", "is_least", "fits", "step_s", "mfu")
 
 
 def figures(predicted: Fit | None) -> dict[str, Any]:
-    """Return the figures of one case as a row; None: it cannot run there, so that each is None."""
+    """Return the figures of a case as a row; each is None if `predicted` is None, because the case cannot run there."""
     if predicted is None:
         return dict.fromkeys(FIGURES)
     step, ratio = predicted.step, predicted.mfu
@@ -184,11 +184,11 @@ def _machine(predicted: Fit) -> dict[str, Any]:
 
 
 def time_words(elapsed_s: float) -> str:
-    """Return a time in a unit of its size: "8.9 s", "31.7 ms"."""
+    """Return a time in a fitting unit: "8.9 s", "31.7 ms"."""
     return readable(1e9 * elapsed_s, "ns")
 
 
 def machine_line(machine: PlannedMachine) -> str:
-    """Return the machine in one line."""
+    """Describe the machine in one line."""
     memory = readable(machine.table.gpu.memory_bytes, "bytes")
-    return f"{machine.name}: {machine.words}, {memory} each by torch; nothing is asked of this host"
+    return f"{machine.name}: {machine.words}, {memory} each by torch; this host is not queried"

@@ -1,4 +1,4 @@
-"""The plan of a suite on a machine that is not here: what each case would hold and take, and what does not fit."""
+"""Prints the plan of a suite on a remote machine: memory and step of each case, and which cases do not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 def print_plan_on(plan: SuitePlan, machine: PlannedMachine, left_out: Mapping[str, str], format_name: str) -> None:
-    """Print the plan in the requested format. left_out: why cases are not run that could be, by their names."""
+    """Print the plan in the requested format. left_out: by name, why a case that could run is not run."""
     fits = {each.suite_case.name: fit(each.case, machine) for each in plan.cases if each.case is not None}
     rows = [
         {

@@ -1,25 +1,24 @@
-"""When a race may drop a case: looks fixed beforehand, and levels that hold over all looks and all pairs together.
+"""Decides when a race may drop a case, with significance levels that hold over all looks and all pairs together.
 
-A race measures its cases in turn, round by round, so that round i has one trial of each living case. After the rounds
-in `LOOKS` it compares every pair of living cases by the logarithms of their ratios, round by round, and drops a case
-that another one is shown to be faster than. The promise: where nothing is to be found, as between equal cases, a race
-names a winner at most one time in twenty.
+A race measures its cases in turn, round by round; each round has one trial of each living case. After the rounds in
+`LOOKS` it compares every pair of living cases by the logarithms of their ratios in each round, and drops a case if
+another is shown to be faster. The guarantee: among equal cases, at most one race in twenty names a winner.
 
-    over the pairs   A false winner needs that one of two equal cases is dropped, by the other or by one of the rest:
+    over the pairs   For a false winner, one of two equal cases must be dropped, for the other or for one of the rest:
                      2 (k - 1) one-sided errors among k cases. So each pair has the level 0.05 / (k - 1), two-sided;
                      k counts the cases at the first look.
-    over the looks   The pair's level is spent from look to look by a function of the rounds that is close to Pocock's
-                     constant bound, and the level of each look follows from what the looks before have spent (Lan and
-                     DeMets), with the correlation that the looks of one growing sample have.
+    over the looks   A function of the rounds, close to Pocock's constant bound, spends the pair's level from look to
+                     look. The level of each look follows from what earlier looks have spent (Lan and DeMets), and from
+                     the correlation between looks at one growing sample.
     few rounds       Two tests must agree at a look's level: Student's t on the differences, widened for skew by
                      `in_pairs` and for noise that lasts; and an exact test by order, of signed ranks or of ranks, which
-                     holds for heavy tails and for two modes. Where even perfect order does not reach the look's level,
-                     a case is dropped only if the whole interval of t lies beyond the factor `LARGE`, and all its
-                     trials are slower.
+                     is valid for heavy tails and for two modes. With so few rounds that even perfect order does not
+                     reach the look's level, a case is dropped only if the whole interval of t lies beyond the factor
+                     `LARGE` and all its trials are slower.
 
-Not held in full: noise that stays with a case from round to round and is neither its speed nor common to all cases, for
-example a bad placement that each trial of a case gets and the next race does not. docs/measured/races.md has the
-measured shares. Knows neither engines nor ledgers; all values are costs, less is better.
+The guarantee does not fully cover noise that stays with one case from round to round but is not its speed, for example
+a bad placement that each of its trials gets in this race and not in the next. docs/measured/races.md has the measured
+rates. Knows neither engines nor ledgers; all values are costs: less is better.
 Sources: Pocock 1977; Lan and DeMets 1983, Discrete Sequential Boundaries for Clinical Trials; Armitage, McPherson and
 Rowe 1969 (the recursion); Jennison and Turnbull 2000, Group Sequential Methods, chapter 7 (levels carried over to t);
 Mann and Whitney 1947.
@@ -40,18 +39,18 @@ from bench.results.two_sides import CONFIDENCE, LARGE, in_pairs, signed_rank_p
 LOOKS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Rounds after which cases are compared, whatever the budget."""
 MOST_ROUNDS = LOOKS[-1]
-"""Rounds of a race at most: its level is spent then."""
+"""Maximum number of rounds: by then the level is spent."""
 _POWER = 0.8
 _GRID = 301
-"""Points of the density's grid over what a pair's sum may be at a look; more change no level's third digit."""
+"""Grid points for the density of a pair's sum at a look; more points change no level's third digit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairLook:
     """The result of a look at a pair: the cost of `b` divided by that of `a`.
 
-    value: the mean of the rounds' differences of logarithms, with low and high, an interval that holds over all looks
-        and pairs. error: its standard error. is_shown: a difference is.
+    value: the mean over rounds of the differences of logarithms. low, high: its interval, which holds over all looks
+        and pairs. error: its standard error. is_shown: the difference is significant.
     """
 
     value: float
@@ -63,9 +62,9 @@ class PairLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """A case was dropped. by: the living case that was furthest ahead of it. rounds: at which look.
+    """Why a case was dropped. by: the living case that was furthest ahead of it. rounds: the look.
 
-    ratio, low, high: its cost over that case's, with an interval that holds over all looks and pairs.
+    ratio, low, high: its cost divided by that of `by`, with an interval that holds over all looks and pairs.
     """
 
     by: str
@@ -80,10 +79,11 @@ class Standing:
     """Where a race stands after its newest look.
 
     rounds: the number of rounds at that look; 0 before the first. dropped: by name, in the order of the looks.
-    ahead: names of living cases, the cheapest first.
-    pair: the second of them over the first at that look; None of fewer than two.
+    ahead: names of living cases, cheapest first.
+    pair: the second of them divided by the first at that look; None if fewer than two are living.
     is_same: no two living cases differ by more than `MARGIN`, by intervals that hold over all looks and pairs.
-    unsettled: cases that were dropped for a case that failed later, and are compared with no case that is left.
+    unsettled: cases that were dropped because of a case that failed later, so that no remaining case was compared with
+        them.
     """
 
     rounds: int
@@ -95,16 +95,16 @@ class Standing:
 
     @property
     def winner(self) -> str | None:
-        """The case that is shown to be the cheapest; None before, or where none finished."""
+        """The case that is shown to be the cheapest; None until there is one, or if no case finished."""
         return self.ahead[0] if len(self.ahead) == 1 and self.rounds and not self.unsettled else None
 
 
 def stand(costs: Mapping[str, Sequence[float]], failed: Mapping[str, int] | None = None) -> Standing:
-    """Return where a race stands, by all looks that its complete rounds allow; a pure function of the trials.
+    """Return where a race stands after all looks that its complete rounds allow; a pure function of the trials.
 
-    costs: of each case's trials, round by round, all positive: seconds per token, or bytes. A case that was dropped has
-        no later trials.
-    failed: cases that ended by themselves, by name, each with the number of its complete rounds.
+    costs: of each case's trials, by round, all positive: seconds per token, or bytes. A dropped case has no later
+        trials.
+    failed: number of complete rounds of each case that ended on its own, by name.
     """
     failed = failed or {}
     lines = {name: [math.log(cost) for cost in trials] for name, trials in costs.items()}
@@ -122,7 +122,7 @@ def stand(costs: Mapping[str, Sequence[float]], failed: Mapping[str, int] | None
             if shown:
                 dropped[name] = max(shown, key=lambda drop: drop.ratio)
         alive -= dropped.keys()
-        # Only pairs of living cases count: who was dropped may well be the same as another one who was.
+        # Only pairs of living cases count: two dropped cases may well be equal.
         pairs = {pair: look_of for pair, look_of in pairs.items() if alive.issuperset(pair)}
         edge = math.log1p(MARGIN)
         is_same = bool(pairs) and all(-edge <= pair.low and pair.high <= edge for pair in pairs.values())
@@ -138,16 +138,16 @@ def stand(costs: Mapping[str, Sequence[float]], failed: Mapping[str, int] | None
 
 
 def _last(name: str, dropped: Mapping[str, Drop]) -> str:
-    """Return the case that the case was dropped for, or the one that this was dropped for, and so on."""
+    """Follow the chain of drops from this case to the case that was not dropped itself."""
     while name in dropped:
         name = dropped[name].by
     return name
 
 
 def rounds_to_tell(standing: Standing, starters: int) -> int | None:
-    """Return at how many rounds the first two would be told apart with 80 % power; None if not within `MOST_ROUNDS`.
+    """Return the rounds at which a test would separate the first two with 80 % power; None if over `MOST_ROUNDS`.
 
-    As if their measured difference and its noise were the true ones. starters: cases at the first look.
+    Assumes that the measured difference and noise are the true ones. starters: cases at the first look.
     """
     if standing.pair is None or standing.pair.error == 0:
         return None
@@ -164,14 +164,14 @@ def rounds_to_tell(standing: Standing, starters: int) -> int | None:
 
 
 def compare(a: Sequence[float], b: Sequence[float], level: float) -> PairLook:
-    """Compare the logarithms of two cases' costs, round by round. level: two-sided, of this look and pair."""
+    """Compare the logarithms of two cases' costs, round by round. level: of this look and pair, two-sided."""
     from scipy.special import stdtr, stdtrit  # Imported here: commands that only read figures need no scipy.
 
     rounds, differences = len(a), [of_b - of_a for of_a, of_b in zip(a, b, strict=True)]
     value = fmean(differences)
     if min(differences) == max(differences):  # Sizes may be exact; times never are.
         return PairLook(value=value, low=value, high=value, error=0.0, is_shown=value != 0)
-    error = in_pairs(a, b, slower=1).error(rounds) * _lasting(differences, value)
+    error = in_pairs(a, b, slower=1).error(rounds) * _widening(differences, value)
     half_width = float(stdtrit(rounds - 1, 1 - level / 2)) * error
     low, high = value - half_width, value + half_width
     is_shown = not low <= 0 <= high and 2 * float(stdtr(rounds - 1, -abs(value) / error)) <= level
@@ -183,22 +183,22 @@ def compare(a: Sequence[float], b: Sequence[float], level: float) -> PairLook:
     return PairLook(value=value, low=low, high=high, error=error, is_shown=is_shown)
 
 
-def _lasting(differences: Sequence[float], centre: float) -> float:
-    """Return the factor by which noise that lasts from round to round widens the error of the mean; at least 1.
+def _widening(differences: Sequence[float], centre: float) -> float:
+    """Return the factor, at least 1, by which noise that lasts from round to round widens the error of the mean.
 
-    By the correlation r of neighbouring rounds, sqrt((1 + r) / (1 - r)), as of a noise that fades evenly. Of n rounds
-    the correlation is seen 1 / n too small, which is added, and at most 0.9.
+    It is sqrt((1 + r) / (1 - r)) with r, the correlation of neighbouring rounds, as for AR(1) noise. In n rounds, r is
+    underestimated by about 1 / n, which is added; r is limited to 0.9.
     Source: Bayley and Hammersley 1946, The Effective Number of Independent Observations.
     """
     offsets = [difference - centre for difference in differences]
     together = math.fsum(before * after for before, after in pairwise(offsets))
     correlation = together / math.fsum(offset**2 for offset in offsets) + 1 / len(offsets)
-    kept = min(0.9, max(0.0, correlation))
-    return math.sqrt((1 + kept) / (1 - kept))
+    clipped = min(0.9, max(0.0, correlation))
+    return math.sqrt((1 + clipped) / (1 - clipped))
 
 
 def _oriented(pairs: Mapping[tuple[str, str], PairLook], a: str, b: str) -> PairLook:
-    """Return the look of b over a."""
+    """Return the look with the cost of b divided by that of a."""
     if (a, b) in pairs:
         return pairs[a, b]
     look = pairs[b, a]
@@ -206,7 +206,7 @@ def _oriented(pairs: Mapping[tuple[str, str], PairLook], a: str, b: str) -> Pair
 
 
 def _drop(pairs: Mapping[tuple[str, str], PairLook], name: str, other: str, rounds: int) -> Drop | None:
-    """Return the drop of a case because of another one; None where that is not shown to be cheaper."""
+    """Return the drop of case `name` because of case `other`; None if `other` is not shown to be cheaper."""
     look = _oriented(pairs, other, name)
     if not look.is_shown or look.value <= 0:
         return None
@@ -214,9 +214,9 @@ def _drop(pairs: Mapping[tuple[str, str], PairLook], name: str, other: str, roun
 
 
 def rank_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the p-value of two groups of equally many alike trials, two-sided, by Mann and Whitney.
+    """Return the two-sided p-value, by Mann and Whitney, that two groups with equally many trials are alike.
 
-    It is exact; ties count half. What disturbs both cases of a round makes it larger, not smaller.
+    It is exact; ties count half. A disturbance of both cases in a round makes it larger, not smaller.
     """
     above = sum((of_b > of_a) + 0.5 * (of_b == of_a) for of_a in a for of_b in b)
     return min(1.0, 2 * _rank_shares(len(a))[math.ceil(min(above, len(a) ** 2 - above))])
@@ -224,13 +224,13 @@ def rank_p(a: Sequence[float], b: Sequence[float]) -> float:
 
 @lru_cache(maxsize=64)
 def _rank_shares(trials: int) -> tuple[float, ...]:
-    """Return the probability that at most 0, 1, 2, ... of the trials' pairs lie one way, of two groups of so many."""
-    # ways[m][u]: arrangements of the first group's trials and m of the second with u such pairs, trial by trial.
+    """Return the probability that at most 0, 1, 2, ... pairs of trials of two equal groups are in one order."""
+    # ways[m][u]: arrangements of the first group's trials so far and m of the second's with u such pairs.
     most = trials * trials
     ways = [[1] + [0] * most for _ in range(trials + 1)]
     for first in range(1, trials + 1):
         for second in range(1, trials + 1):
-            # The last one in order is of the second group, above all of the first, or of the first.
+            # The largest trial belongs to the second group, and is above all of the first, or it belongs to the first.
             ways[second] = [
                 ways[second][pairs] + (ways[second - 1][pairs - first] if pairs >= first else 0)
                 for pairs in range(most + 1)
@@ -248,19 +248,20 @@ def _rank_shares(trials: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def levels(starters: int) -> Mapping[int, float]:
-    """Return the two-sided level of a pair at each look of a race of so many cases.
+    """Return the two-sided level of a pair at each look of a race with this many cases.
 
-    Example of two cases: 0.0079 after 4 rounds, 0.0067 after 8, 0.0085 after 32.
+    Example for two cases: 0.0079 after 4 rounds, 0.0067 after 8, 0.0085 after 32.
     """
     import numpy as np
 
     of_pair = (1 - CONFIDENCE) / max(1, starters - 1)
-    found: dict[int, float] = {}
+    level_at: dict[int, float] = {}
     spent, before = 0.0, 0
-    # The density of the sum of a pair's differences, in standard deviations of one, where no look has ended it.
+    # The density of the sum of a pair's differences while no look has ended the race, in standard deviations of one
+    # difference.
     sums, density = np.array([0.0]), np.array([1.0])
     for look in LOOKS:
-        target = of_pair * math.log1p((math.e - 1) * look / MOST_ROUNDS)  # Spent up to here.
+        target = of_pair * math.log1p((math.e - 1) * look / MOST_ROUNDS)  # Level spent up to this look.
         rounds, deviation = look - before, math.sqrt(look - before)
 
         def beyond(bound: float, sums=sums, density=density, deviation=deviation) -> float:  # type: ignore[no-untyped-def]
@@ -273,11 +274,11 @@ def levels(starters: int) -> Mapping[int, float]:
         for _ in range(40):
             middle = (low + high) / 2
             low, high = (middle, high) if beyond(middle) > target - spent else (low, middle)
-        found[look] = math.erfc(high / math.sqrt(2 * look))
-        # Shares of the grid's points after this look, each with the width of its cell.
+        level_at[look] = math.erfc(high / math.sqrt(2 * look))
+        # The density after this look at each grid point, times the width of its cell.
         points = np.linspace(-high, high, _GRID)
         steps = np.exp(-((points[:, None] - sums[None, :]) ** 2) / (2 * rounds)) / (deviation * math.sqrt(2 * math.pi))
         density = steps @ density * (points[1] - points[0])
         density[[0, -1]] /= 2
         sums, spent, before = points, target, look
-    return found
+    return level_at

@@ -1,8 +1,8 @@
-"""A race: measures cases in turn as a suite run, drops those that are shown to be slower, and names the winner.
+"""A race measures cases in turn as a suite run, drops those that are shown to be slower, and names the winner.
 
-It is a suite run like any other: `suite show`, `compare` and the boards read it, and its ledger says what was dropped,
-so that a race that goes on keeps its rounds and measures no dropped case again. A round that an interruption cut in two
-still counts as a round. A case that cannot run, fails or runs out of memory leaves the race with its reason.
+It is a suite run like any other: `suite show`, `compare` and the boards read it. Its ledger records the dropped cases,
+so that a resumed race keeps its rounds and measures no dropped case again. An interrupted round that is completed later
+still counts as a round. A case that cannot run, fails or runs out of memory leaves the race, with the reason.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from workloads.core.precision_options import WEIGHTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceCase:
-    """A case that takes part. name: unique in its race. args: its trials count for nothing, the race decides.
+    """A case that takes part. name: unique in its race. args: the race ignores their number of trials.
 
-    predicted: tokens per second, or bytes of a race for memory; None where nothing predicts them. limit: what limits
-    the case, for people. is_plain: a budget that is too small for all leaves out others first.
+    predicted: tokens per second, or bytes in a race for memory; None if nothing predicts them. limit: what limits the
+    case, for people. is_plain: if the budget is too small for all cases, other cases are left out first.
     """
 
     name: str
@@ -51,7 +51,7 @@ class RaceCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceEnd:
-    """How a race ended. referee: knows where it stands. result: of the suite run, with what each case measured."""
+    """The end of a race. referee: has its standing. result: of the suite run, with each case's measurements."""
 
     cases: tuple[RaceCase, ...]
     objective: Objective
@@ -71,11 +71,12 @@ def race(
     display: Display | None = None,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> RaceEnd:
-    """Measure the cases in turn until one is shown to be the best, or the budget is over.
+    """Measure the cases in turn until one is shown to be the best or the budget is used up.
 
-    Ctrl-C ends it and keeps what is complete.
-    plan: of `race_suite`'s suite, with the times that the history knows. budget_s: as many rounds as fit. resumed: the
-    id of the race's suite run that goes on.
+    Ctrl-C ends the race; completed rounds are kept.
+    plan: for the suite from `race_suite`, with the times in the history. budget_s: limits the rounds; None for no
+        limit.
+    resumed: id of the suite run to resume.
 
     Raises:
         Misuse: fewer than two cases can run or fit into the budget, two are the same, or they have different weights.
@@ -105,7 +106,7 @@ def race(
 
 
 def race_suite(cases: Sequence[RaceCase], name: str, limit_s: float) -> Suite:
-    """Return the suite whose only block is the race."""
+    """Return a suite whose only block is the race."""
     suite_cases = tuple(
         SuiteCase(
             name=case.name,
@@ -183,10 +184,10 @@ def check_race(plan: SuitePlan) -> None:
 
 
 def _leave_out(plan: SuitePlan, referee: RaceReferee, budget_s: float) -> None:
-    """Leave out the cases that cannot reach the first look within the budget, by their times in the history.
+    """Leave out the cases that, by their times in the history, cannot reach the first look within the budget.
 
     Raises:
-        Misuse: not two cases fit; the message says what they would take.
+        Misuse: fewer than two cases fit; the message says how long two would take.
     """
     trial_s = {planned.suite_case.name: _trial_s(planned) for planned in plan.cases if planned.refusal is None}
     if (least_s := least_budget_s(list(trial_s.values()))) > budget_s:
@@ -202,14 +203,14 @@ def _leave_out(plan: SuitePlan, referee: RaceReferee, budget_s: float) -> None:
 
 
 def _trial_s(planned: PlannedCase) -> float:
-    """Return the seconds of a trial, by the history; 0 where they are unknown."""
+    """Return the seconds of a trial by the history; 0 if they are unknown."""
     return 0.0 if planned.estimate_s is None or planned.case is None else planned.estimate_s / planned.case.trials
 
 
 def _leave_behind(referee: RaceReferee) -> None:
-    """Leave out of a resumed race the cases that lag behind by more than the round that was cut.
+    """Leave out of a resumed race the cases that lag by more than the interrupted round.
 
-    Rounds that they would make up now would be compared with rounds of another day.
+    Their missing rounds, if measured now, would be compared with other cases' rounds of another day.
     """
     done = {name: len(costs(referee.known[name], referee.objective)) for name in referee.known}
     if not (most := max((done[name] for name in done if name not in referee.failed_rounds), default=0)):
@@ -222,7 +223,7 @@ def _leave_behind(referee: RaceReferee) -> None:
 
 
 def _recall(referee: RaceReferee, state: SuiteState, runs: Path) -> None:
-    """Let the referee know what an earlier process has measured of this race."""
+    """Restore in the referee what an earlier process measured in this race."""
     for name, known in state.cases.items():
         if known.run is not None and (runs / known.run).is_dir():
             referee.known[name] = runs / known.run

@@ -1,6 +1,6 @@
-"""The referee of a race: reads the trials at each look, drops cases, and ends the race with its winner or its budget.
+"""The referee of a race: reads trials at each look, drops cases, and ends the race when it is won or out of budget.
 
-Knows neither engines nor the ledger: the suite's runner tells it what happens, and asks it which cases go on.
+Knows neither engines nor the ledger: the suite's runner reports events to it, and asks it which cases continue.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from bench.suite.choice import Referee
 from bench.suite.ledger import Judgement
 
 Objective = Literal["throughput", "memory"]
-"""throughput: the most tokens per second. memory: the smallest peak of the rank that holds most."""
+"""throughput: the most tokens per second. memory: the smallest peak on the rank with the largest peak."""
 FEWEST = 2
-"""Cases of a race: one alone has nobody to race with."""
+"""Minimum number of cases in a race."""
 
 
 @dataclass(slots=True)
 class RaceReferee(Referee):
     """Drops the cases of one race.
 
-    names: of all its cases; where not all fit the budget, the last are left out.
-    budget_s: from the moment when the first case begins; None: as many rounds as there may be.
-    known: folders of runs that this race has measured before it was resumed, by name, and of them those that `failed`.
+    names: of all its cases; if not all fit the budget, the last are left out.
+    budget_s: counts from the start of the first case; None for no limit.
+    known: run folders of cases that have begun, by name, also those from before a resume.
+    failed_rounds: number of complete rounds of each failed case. left_out: reason for each case that was left out.
     clock_s: monotonic.
     """
 
@@ -49,30 +50,30 @@ class RaceReferee(Referee):
     _begun_s: float | None = None
     _last_s: float = 0.0
     _took_s: dict[str, list[float]] = field(default_factory=dict)
-    _ended_by: str | None = None  # Why the living cases have no winner among them.
+    _ended_by: str | None = None  # Why the race ended without a winner.
 
-    # What the runner reports
+    # Events that the runner reports
 
     def begun(self, name: str, run: run_dir.Run) -> None:
-        """The run of the case begins, or goes on."""
+        """The run of the case begins or resumes."""
         self.known[name] = run.folder
         self._last_s = self.clock_s()
         self._begun_s = self._last_s if self._begun_s is None else self._begun_s
         self._is_new = True
 
     def trial_ended(self, name: str) -> None:
-        """A trial of the case has ended; the time since the one before was its own."""
+        """A trial of the case has ended; the time since the previous event was its own."""
         now_s = self.clock_s()
         self._took_s.setdefault(name, []).append(now_s - self._last_s)
         self._last_s = now_s
 
     def failed(self, name: str) -> None:
-        """The case has ended by itself; what it has measured counts up to here."""
+        """The case has ended on its own; its complete rounds count."""
         if name not in self.failed_rounds:
             self.failed_rounds[name] = len(costs(self.known[name], self.objective)) if name in self.known else 0
 
     def round_ended(self, rounds: int, collect: Callable[[], None]) -> Sequence[tuple[str, str]]:
-        """Return the cases that are dropped now; nothing is read between looks."""
+        """Return the cases that are dropped now, with reasons; trials are read only at looks."""
         self._rounds = max(self._rounds, rounds)
         dropped: Sequence[tuple[str, str]] = ()
         if rounds in LOOKS or len(self.living) < FEWEST:
@@ -87,24 +88,24 @@ class RaceReferee(Referee):
         self._mind_the_budget()
         return dropped
 
-    # What it answers
+    # Answers to the runner
 
     @property
     def living(self) -> list[str]:
-        """Names of the cases that go on as long as the race does."""
+        """Names of the cases that are still in the race."""
         gone = self.standing.dropped.keys() | self.failed_rounds.keys() | self.left_out.keys()
         return [name for name in self.names if name not in gone and name in self.known]
 
     def is_over(self, name: str) -> bool:
         """Whether the case needs no further trial: it is out, or the race is over."""
-        if self._is_new:  # A resumed race knows what it has measured.
+        if self._is_new:  # A resumed race may already be decided.
             self._is_new = False
             self._look()
         return self.is_race_over or name not in self.living
 
     @property
     def is_race_over(self) -> bool:
-        """Whether no further round is to be measured."""
+        """Whether the race needs no further round."""
         return (
             self.standing.winner is not None
             or self.standing.is_same
@@ -114,7 +115,7 @@ class RaceReferee(Referee):
         )
 
     def judgement(self, name: str) -> Judgement:
-        """Return how a case ended whose trials all ended well; what the budget left out may go on later."""
+        """Return the judgement of a case whose trials all succeeded; one that the budget left out may resume later."""
         if (drop := self.standing.dropped.get(name)) is not None:
             reason = f"{drop.by} is {better(drop.ratio, self.objective)} after {drop.rounds} rounds"
             return Judgement(outcome="dropped", reason=reason)
@@ -133,7 +134,7 @@ class RaceReferee(Referee):
 
     @property
     def more_s(self) -> float | None:
-        """About how many further seconds would tell the first two apart; None where none that a race may have."""
+        """About how many more seconds would separate the first two; None if no allowed number of rounds would."""
         rounds = rounds_to_tell(self.standing, self.starters) if self.standing.rounds else LOOKS[0]
         if rounds is None or not all(self._took_s.get(name) for name in self.living):
             return None
@@ -152,7 +153,7 @@ class RaceReferee(Referee):
         return sum(median(self._took_s[name]) for name in names if self._took_s.get(name))
 
     def _mind_the_budget(self) -> None:
-        """Leave cases out that the budget has no first look for, and end the race where no further round fits."""
+        """Leave out cases that the budget cannot bring to the first look, and end the race if no further round fits."""
         if self.budget_s is None or self.is_race_over:
             return
         left_s = self.budget_s - (self.clock_s() - (self._begun_s or 0.0))
@@ -169,7 +170,7 @@ class RaceReferee(Referee):
 
 
 def better(ratio: float, objective: Objective) -> str:
-    """Return how much better a case is by the ratio of the other's cost to its own."""
+    """Return in words how much better a case is. ratio: the other's cost divided by its own."""
     return f"{ratio:.2f}x as fast" if objective == "throughput" else f"{100 * (1 - 1 / ratio):.0f} % smaller"
 
 
@@ -177,7 +178,7 @@ def costs(folder: Path, objective: Objective) -> list[float]:
     """Return the costs of a run's complete trials: seconds per token, or peak bytes.
 
     Raises:
-        Misuse: the folder holds no run of training, or a newer version wrote it.
+        Misuse: the folder holds no training run, or a newer version wrote it.
     """
     case = run_dir.case_file(folder).case
     trials = read_trials(folder, case.ranks).trials
@@ -191,5 +192,5 @@ def _peak_bytes(trial: Trial) -> float:
 
 
 def least_budget_s(trial_s: Sequence[float]) -> float:
-    """Return the time in which two cases reach the first look: those whose trials take the least."""
+    """Return the time in which the two cases with the shortest trials reach the first look."""
     return LOOKS[0] * sum(sorted(trial_s)[:FEWEST])

@@ -1,4 +1,4 @@
-"""A race for people and for programs, fastest first: what pays, or about how long it would take to tell."""
+"""Reports a race, fastest case first, for people and programs: the winner, or about how long a decision would take."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from bench.suite.results import CaseResult
 from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_TOKENS_PER_SECOND
 
 MOST_LINES = 10
-"""Of a race, its head and its sentence included."""
+"""Lines of a race, with its header and its sentence."""
 _BAR = 12
 """Letters of the longest bar."""
 
 
 def race_page(end: RaceEnd) -> list[Block]:
-    """Return the race for people: its table, what did not run, and the sentence."""
+    """Return the race for people: its table, the cases that did not run, and the sentence."""
     by_name = {case.name: case for case in end.cases}
     measured = _in_order(end)
     room = MOST_LINES - 3 - (1 if len(measured) < len(end.result.cases) else 0)
@@ -44,7 +44,7 @@ def race_page(end: RaceEnd) -> list[Block]:
 
 
 def sentence(end: RaceEnd) -> str:
-    """Return what the race says: the winner and by how much, or about how long it would take to tell."""
+    """Return the conclusion: the winner and its lead, or about how long a decision would take."""
     referee, standing = end.referee, end.referee.standing
     if not standing.ahead:
         reason = "no case is left" if standing.rounds else "no case has reached the first look"
@@ -55,8 +55,8 @@ def sentence(end: RaceEnd) -> str:
         if drop is None:
             return f"{first} pays: no other case has run to the end"
         second = next(name for name, each in standing.dropped.items() if each is drop)
-        if drop.by != first:  # The second was dropped for a case that was dropped later.
-            return f"{first} pays: each other case is shown to be {_worse(end)} than another one"
+        if drop.by != first:  # The second was dropped because of a case that was dropped later.
+            return f"{first} pays: every other case is shown to be {_worse(end)} than another"
         by = f"{drop.ratio:.2f}x [{drop.low:.2f}, {drop.high:.2f}]"
         if end.objective == "memory":
             return f"{first} pays: {second} needs {by} of its memory"
@@ -75,15 +75,14 @@ def sentence(end: RaceEnd) -> str:
         apart = 100 * math.expm1(abs(standing.pair.value))
         return (
             f"no winner between {between}: {standing.ahead[0]} seems {apart:.1f} % ahead, and {MOST_ROUNDS} rounds"
-            " would hardly tell; longer trials (--steps) might"
+            " would hardly decide; longer trials (--steps) might"
         )
-    return (
-        f"no winner yet between {between}; about {duration(60 * math.ceil(more_s / 60))} more would tell{_resume(end)}"
-    )
+    more = duration(60 * math.ceil(more_s / 60))
+    return f"no winner yet between {between}; about {more} more would decide{_resume(end)}"
 
 
 def _options_of_first(end: RaceEnd, by_name: Mapping[str, RaceCase]) -> str | None:
-    """Return the options of the first case, with which `run` and suites measure the same; None if it has none."""
+    """Return the options with which `run` and suites measure the first case; None if it has none."""
     ahead = end.referee.standing.ahead
     texts = by_name[ahead[0]].args.options if ahead else ()
     return f"{ahead[0]} has {' '.join(f'--option {text}' for text in texts)}" if texts else None
@@ -95,11 +94,11 @@ def _worse(end: RaceEnd) -> str:
 
 def _resume(end: RaceEnd) -> str:
     is_left = end.end.is_interrupted or bool(end.result.named("left_out", "interrupted"))
-    return f" (`--resume {end.result.id}` with the same options goes on)" if is_left else ""
+    return f" (`--resume {end.result.id}` with the same options continues)" if is_left else ""
 
 
 def _memory_words(end: RaceEnd, first: str) -> str:
-    """Return which case needs least memory and how much less than the winner, where that is at least one per cent."""
+    """Return which case needs the least memory and how much less than the winner, if that is at least one per cent."""
     sizes = {case.name: size for case in end.result.cases if (size := _memory(case.summary)) is not None}
     if first not in sizes:
         return ""
@@ -112,7 +111,7 @@ def _memory_words(end: RaceEnd, first: str) -> str:
 
 
 def _in_order(end: RaceEnd) -> list[CaseResult]:
-    """Return the cases that have measured something, the best first: the living, then the dropped, the latest first."""
+    """Return the cases with measurements, cheapest first; cases that failed or timed out come last."""
     cases = [case for case in end.result.cases if case.summary is not None and case.summary.trials_done]
     means = {}
     for case in cases:
@@ -121,7 +120,7 @@ def _in_order(end: RaceEnd) -> list[CaseResult]:
     return sorted(cases, key=lambda case: (case.outcome in ("failed", "timed_out"), means[case.name]))
 
 
-def _predicted(raced: RaceCase, objective: Objective) -> str:
+def _predicted_cell(raced: RaceCase, objective: Objective) -> str:
     if raced.predicted is None:
         return "-"
     return digits(raced.predicted) if objective == "throughput" else readable(raced.predicted, "bytes")
@@ -136,7 +135,7 @@ def _row(case: CaseResult, raced: RaceCase, most: float, end: RaceEnd) -> Sequen
         "#" * max(1, length),
         figure(rate),
         figure(_memory(case.summary)),
-        _predicted(raced, end.objective),
+        _predicted_cell(raced, end.objective),
         str(case.summary.trials_done),
         case.words,
         raced.limit or "-",
@@ -149,7 +148,7 @@ def _throughput(summary: Summary | None) -> float:
 
 
 def _memory(summary: Summary | None) -> Estimate | None:
-    """Return the peak of the rank that holds most: of tensors where they were counted, else of the process."""
+    """Return the highest peak of a rank: of tensors if they were counted, else of the process."""
     sizes = (
         {}
         if summary is None
@@ -180,10 +179,10 @@ COLUMNS = (
 
 
 def race_rows(end: RaceEnd) -> Iterator[dict[str, Any]]:
-    """Yield one row for each case, in the order of the table, then those that measured nothing.
+    """Yield one row for each case, in the order of the table, then the cases without measurements.
 
-    predicted: tokens per second, or bytes of a race for memory. cost_ratio: of a case that was dropped, its seconds per
-    token (or bytes) over those of `dropped_by`, with an interval that holds over all looks and pairs.
+    predicted: tokens per second, or bytes in a race for memory. cost_ratio: of a dropped case, its seconds per token
+        (or bytes) divided by those of `dropped_by`, with an interval that holds over all looks and pairs.
     """
     by_name = {case.name: case for case in end.cases}
     measured = _in_order(end)
@@ -214,7 +213,7 @@ def race_rows(end: RaceEnd) -> Iterator[dict[str, Any]]:
 
 
 def race_document(end: RaceEnd) -> dict[str, Any]:
-    """Return the whole race, for JSON. undecided: the cases among which the winner is, where there is none yet."""
+    """Return the whole race, for JSON. undecided: the cases that may still win, if there is no winner yet."""
     standing = end.referee.standing
     return {
         "suite_run": end.result.id,

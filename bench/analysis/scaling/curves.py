@@ -1,7 +1,7 @@
-"""Scaling curves of a suite run: the cases that differ in nothing but ranks, and in weak scaling in the batch.
+"""Makes the scaling curves of a suite run from cases that differ only in ranks and, for weak scaling, in the batch.
 
-Each curve has efficiency and speed-up against its fewest ranks, laws fitted to it, and what the lost share is made of.
-Weak and strong scaling are never in one curve.
+Each curve has efficiency and speed-up relative to its fewest ranks, fitted laws, and the parts of the lost time. Weak
+and strong scaling are never in one curve.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_TOKENS_PER_SEC
 
 
 class CaseEnd(Protocol):
-    """What a curve needs of a case of a suite run: how it ended, and what it measured."""
+    """The facts about a case of a suite run that a curve needs: how it ended, and its measurements."""
 
     @property
     def name(self) -> str: ...
@@ -42,8 +42,8 @@ class CaseEnd(Protocol):
 class CurvePoint:
     """One case of a curve. name: in its suite. step: its mean step.
 
-    efficiency, speed_up, loss: against the curve's base, whose own are None. loss: or why it is unknown.
-    ideal_speed_up: the ranks, divided by those of the base.
+    efficiency, speed_up, loss: relative to the curve's base, for which they are None. loss: a text says why it is
+    unknown. ideal_speed_up: the ranks divided by those of the base.
     """
 
     name: str
@@ -63,10 +63,10 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingCurve:
-    """A curve of one scaling.
+    """A curve of weak or strong scaling.
 
-    name: of its cases, without what differs between them. points: by ranks; the first is the base of the others.
-    left_out: cases that belong to it and have no point, each with the reason. notes: what else its reader must know.
+    name: the common part of its cases' names. points: by ranks; the first is the base of the others. left_out: cases
+    that belong to the curve but have no point, each with the reason. notes: further notes for the reader.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ScalingCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A case that was measured whole."""
+    """A completely measured case."""
 
     name: str
     summary: Summary
@@ -103,7 +103,7 @@ class _Candidate:
 
 
 def curves_of(ends: Iterable[CaseEnd]) -> tuple[ScalingCurve, ...]:
-    """Return the curves of a suite run, in the order of its cases; empty where no two cases make one."""
+    """Return the curves of a suite run, in the order of its cases; empty if no two cases form one."""
     ends = list(ends)
     measured = [candidate for end in ends if (candidate := _candidate(end)) is not None]
     curves = []
@@ -116,7 +116,7 @@ def curves_of(ends: Iterable[CaseEnd]) -> tuple[ScalingCurve, ...]:
 
 
 def not_measured(ends: Iterable[CaseEnd]) -> tuple[str, ...]:
-    """Return each case that did not end well, and why; fire drills that ended as they should are none of them."""
+    """Return each case that did not succeed, and why; fire drills that ended as expected are not included."""
     return tuple(_reason_not_measured(end) for end in ends if end.outcome != "done")
 
 
@@ -139,12 +139,12 @@ def _reason_not_measured(end: CaseEnd) -> str:
 
 
 def _family_of(summary: Summary) -> str:
-    """Return what all cases of a family share: all but ranks, nodes, batch and `accumulate`."""
+    """Return a key of everything that the cases of a family share: all except ranks, nodes, batch and `accumulate`."""
     key = json.loads(summary.case.key())
     for name in ("ranks", "nodes"):
         key.pop(name, None)
     key["model"].pop("batch")
-    key["options"].pop("accumulate", None)  # It changes no batch: see `scaling_between`.
+    key["options"].pop("accumulate", None)  # It does not change the batch: see `scaling_between`.
     return json.dumps([key, summary.case.trace_steps, summary.hardware], sort_keys=True)
 
 
@@ -156,9 +156,10 @@ def _families(measured: Iterable[_Candidate]) -> Iterator[list[_Candidate]]:
 
 
 def _groups(family: Iterable[_Candidate], scaling: Scaling) -> Iterator[tuple[Scaling, list[_Candidate]]]:
-    """Yield cases of equal work: of each rank that trains (weak), or of all together (strong).
+    """Yield groups of cases with equal work: of each training rank (weak), or of all together (strong).
 
-    Of ddp with (ranks, batch) = (1, 4), (2, 8), (1, 8) the weak one is (1, 4), (2, 8), the strong one (1, 8), (2, 8).
+    Example: ddp with (ranks, batch) = (1, 4), (2, 8), (1, 8) has the weak group (1, 4), (2, 8) and the strong group (1,
+        8), (2, 8).
     """
     by_work: dict[Fraction, list[_Candidate]] = {}
     for candidate in family:
@@ -166,7 +167,7 @@ def _groups(family: Iterable[_Candidate], scaling: Scaling) -> Iterator[tuple[Sc
         if share:
             by_work.setdefault(Fraction(candidate.case.shape.batch, share), []).append(candidate)
     for alike in by_work.values():
-        # Two cases may have the same ranks and another `accumulate`: that of the table with more cases is taken.
+        # Of two cases that differ only in `accumulate`, the one from the table with more cases is used.
         tables = Counter(candidate.table for candidate in alike)
         by_ranks = {
             candidate.case.ranks: candidate
@@ -220,7 +221,7 @@ def _curve(
 
 
 def _belongs(end: CaseEnd, tables: set[str], members: Sequence[_Candidate], scaling: Scaling) -> bool:
-    """Whether a case that did not end well belongs to this curve: by its workload, or its table if it never began."""
+    """Whether a case that did not succeed belongs to this curve: by its workload, or by its table if it never began."""
     if end.summary is None:
         return end.name.partition("[")[0] in tables
     case = end.summary.case
@@ -236,7 +237,7 @@ def _belongs(end: CaseEnd, tables: set[str], members: Sequence[_Candidate], scal
 def _declared_base(
     scaling: Scaling, members: Sequence[_Candidate], measured: Sequence[_Candidate]
 ) -> _Candidate | None:
-    """Return the case of another strategy that the suite declares as all members' baseline; None without one."""
+    """Return the declared baseline of all members, if it is a case of another strategy; else None."""
     runs = {
         efficiency.baseline_run
         for member in members
@@ -250,7 +251,7 @@ def _declared_base(
 
 
 def _shared_name(names: Sequence[str]) -> str:
-    """Return the tables of these cases with the values that all share: `ddp[ranks=2,precision=bf16]` and the like."""
+    """Return the tables of these cases with the values that all share, for example `ddp[ranks=2,precision=bf16]`."""
     tables = dict.fromkeys(name.partition("[")[0] for name in names)
     values = [name.partition("[")[2].removesuffix("]").split(",") for name in names]
     shared = [value for value in values[0] if value and all(value in of_name for of_name in values[1:])]

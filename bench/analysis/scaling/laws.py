@@ -1,4 +1,4 @@
-"""Laws of scaling fitted to a curve: Amdahl's, Gustafson's and the Universal Scalability Law, and their ceilings.
+"""Fits scaling laws to a curve (Amdahl's, Gustafson's and the Universal Scalability Law), and derives their ceilings.
 
 X is the throughput on N ranks, X1 a scale that is fitted with the other parameters:
 
@@ -6,18 +6,18 @@ X is the throughput on N ranks, X1 a scale that is fitted with the other paramet
     gustafson  X = X1 (N - s (N - 1))                            s: serial fraction of each rank's time; weak
     usl        X = X1 N / (1 + sigma (N - 1) + kappa N (N - 1))  sigma: contention, kappa: coherency; both
 
-Least squares on the logarithms, as noise of times is multiplicative. X1 is linear there, so that it is solved for. Each
-point counts once, by the mean of its trials: its trials share the point's own conditions (placement, memory layout, a
-neighbour, what the law leaves out), so that more of them do not make the point lie nearer to the law.
+The fit is by least squares on the logarithms, because noise of times is multiplicative; X1 is linear there and is
+solved for. Each point counts once, with the mean of its trials: the trials share the point's own conditions (placement,
+memory layout, a neighbour, effects that the law leaves out), so more trials do not bring the point nearer to the law.
 
-A point's mean lies off the law by the deviation between points and by that of its trials. How far points deviate is
-never tested and then left out, as a few points could not show it; nor do a few points tell it well. So it has a
-distribution: what the misses of the law and the spread of the trials allow, under a prior (`_BETWEEN_POINTS`).
+A point's mean deviates from the law by a deviation between points and by that of its trials. A few points can neither
+exclude the deviation between points nor measure it well. So it has a distribution: the one that the residuals of the
+law and the spread of the trials allow, under a prior (`_BETWEEN_POINTS`).
 
-Intervals are by profile likelihood: the values at which the squared misses, with all other parameters at their best,
-exceed the least by less than the square of the distance that holds 95 % under that distribution. A parameter may lie on
-its bound, which the interval then holds. A bootstrap over trials would not do: of three trials it has two thirds of
-their variance, and on a bound it is inconsistent (Andrews 2000).
+Intervals are by profile likelihood: they contain the values at which the squared residuals, with all other parameters
+at their best, exceed the minimum by less than the square of the distance that contains 95 % under that distribution. A
+parameter may lie on its bound, which the interval then contains. A bootstrap over trials would not work: with three
+trials it has two thirds of their variance, and on a bound it is inconsistent (Andrews 2000).
 
 Sources: Amdahl 1967; Gustafson 1988; Gunther 1993, and Guerrilla Capacity Planning, 2007, chapter 4; Gelman 2006, Prior
 Distributions for Variance Parameters in Hierarchical Models (the half-Cauchy prior, for few groups).
@@ -38,7 +38,7 @@ from bench.results.two_sides import CONFIDENCE
 
 Law = Literal["amdahl", "gustafson", "usl"]
 LAWS: dict[Scaling, tuple[Law, ...]] = {"strong": ("amdahl", "usl"), "weak": ("gustafson", "usl")}
-"""Amdahl's law is of work that stays, Gustafson's of work that grows with the ranks."""
+"""Amdahl's law is for constant work, Gustafson's for work that grows with the ranks."""
 PARAMETERS: dict[Law, tuple[str, ...]] = {
     "amdahl": ("serial_fraction",),
     "gustafson": ("serial_fraction",),
@@ -46,18 +46,18 @@ PARAMETERS: dict[Law, tuple[str, ...]] = {
 }
 """Each from 0 to 1."""
 MOST_MISFIT_P_VALUE = 0.05
-"""Below it, the law is said to miss the points; no interval depends on it."""
+"""Below it, a note says that the law misses the points; no interval depends on it."""
 _BETWEEN_POINTS = 0.03
-"""Scale of the half-Cauchy prior of the deviation between points, its median: the size at which the laws themselves
-fail on real curves, and several times the 1 % by which sessions of one machine differ. Its tail is heavy, so that
-points that lie further off the law count as measured."""
+"""Scale, and median, of the half-Cauchy prior of the deviation between points: about the error of the laws on real
+curves, and several times the 1 % by which sessions on one machine differ. Its heavy tail lets the data decide if points
+lie further from the law."""
 
 Numbers: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSize:
-    """One point of a curve. throughputs: of each trial, in any unit that all points share."""
+    """One point of a curve. throughputs: of each trial, in a unit common to all points."""
 
     ranks: int
     throughputs: tuple[float, ...]
@@ -65,7 +65,7 @@ class WorldSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
-    """A fitted or derived value with its 95 % interval. What is None is absent for `reason`, or has no bound there."""
+    """A fitted or derived value with its 95 % interval. None: absent for `reason`, or without a bound on that side."""
 
     value: float | None
     low: float | None = None
@@ -74,7 +74,7 @@ class Bounded:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the interval is wider than the value, so that it hardly tells its size."""
+        """Whether the interval is wider than the value."""
         if self.value is None or self.low is None or self.high is None:
             return False
         return self.high - self.low > self.value
@@ -87,8 +87,8 @@ class ScalingFit:
     parameters: by the names of `PARAMETERS`.
     peak_ranks: where throughput is highest; None for a law without a peak.
     most_speed_up: the highest throughput that the law allows, divided by that on `base_ranks` ranks.
-    miss_ratio: how far the points' geometric means lie from the law, the one that lies furthest.
-    notes: what the reader of the intervals must know.
+    miss_ratio: the largest deviation of a point's geometric mean from the law.
+    notes: on the intervals, for the reader.
     """
 
     law: Law
@@ -102,7 +102,7 @@ class ScalingFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoScalingFit:
-    """A law that these points cannot be fitted by."""
+    """A law that cannot be fitted to these points."""
 
     law: Law
     reason: str
@@ -111,7 +111,7 @@ class NoScalingFit:
 def fit(law: Law, points: Sequence[WorldSize], *, base_ranks: int | None = None) -> ScalingFit | NoScalingFit:
     """Fit the law to the points.
 
-    base_ranks: what the speed-up is relative to; the fewest ranks by default.
+    base_ranks: the base of the speed-up; the fewest ranks by default.
 
     Raises:
         ValueError: two points have the same ranks, or a throughput is not positive and finite.
@@ -155,9 +155,9 @@ def fit(law: Law, points: Sequence[WorldSize], *, base_ranks: int | None = None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Data:
-    """ranks, trials, means: of each point, with the mean of its trials' log throughputs.
+    """ranks, trials, means: of each point: ranks, number of trials, and mean of the trials' log throughputs.
 
-    noise: the squares of all trials' deviations from their point's mean, summed up.
+    noise: sum of the squared deviations of all trials from their point's mean.
     """
 
     ranks: Numbers
@@ -189,18 +189,18 @@ def _log_throughput(law: Law, parameters: Numbers, ranks: Numbers) -> Numbers:
 
 
 def _residuals(law: Law, data: _Data, parameters: Numbers) -> Numbers:
-    """Return how far the points' means lie above the law, with the best X1."""
+    """Return the distances of the points' means above the law, with the best X1."""
     above = data.means - _log_throughput(law, parameters, data.ranks)
     return np.asarray(above - above.mean(axis=-1, keepdims=True))
 
 
 def _sum_squares(law: Law, data: _Data, parameters: Numbers) -> Numbers:
-    """Return the squared residuals of the points' means, summed up."""
+    """Return the sum of the squared residuals of the points' means."""
     return np.asarray((_residuals(law, data, parameters) ** 2).sum(axis=-1))
 
 
 def _best(law: Law, data: _Data) -> Numbers:
-    """Return the parameters of least squares; of two parameters from several starts, as one may stop on its bound."""
+    """Return the least-squares parameters; two parameters have several starts, because one may stop on its bound."""
     from scipy.optimize import least_squares  # Imported here: commands that fit nothing need no scipy.
 
     count = len(PARAMETERS[law])
@@ -222,7 +222,7 @@ def _best(law: Law, data: _Data) -> Numbers:
         for first, second in ((0.01, 0.01), (0.3, 1e-4), (0.9, 0.5))[: 2 * count - 1]
     ]
     best = np.asarray(min(optima, key=lambda optimum: float(optimum.cost)).x)
-    # The solver stays inside of the bounds, by little: on the bound where that is no worse.
+    # The solver stops just inside the bounds: move to a bound if that is no worse.
     for place in range(count):
         for bound in (0.0, 1.0):
             at_bound = best.copy()
@@ -237,7 +237,7 @@ def _best(law: Law, data: _Data) -> Numbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Allowed:
-    """sum_squares: the most that a parameter within its interval has; None where there are no intervals: `reason`."""
+    """sum_squares: the largest within the intervals; None if there are no intervals, with the reason."""
 
     sum_squares: float | None
     reason: str | None = None
@@ -250,19 +250,19 @@ def _allowed(law: Law, data: _Data, best: Numbers) -> _Allowed:
     missed = float(_sum_squares(law, data, best))
     count, trials = data.ranks.size, int(data.trials.sum())
     needed = len(PARAMETERS[law]) + 1
-    # Degrees of freedom: of the law's misses, and of the trials around their points.
+    # Degrees of freedom of the law's residuals, and of the trials around their points.
     of_misses, of_noise = count - needed, trials - count
     if of_misses == 0:
         return _Allowed(
             sum_squares=None,
-            reason=f"{count} numbers of ranks meet any law of {needed} parameters, so nothing shows how far points lie"
-            " off it; measure one more",
+            reason=f"a law with {needed} parameters fits {count} numbers of ranks exactly, so nothing shows how far"
+            " points lie off it; measure one more",
         )
     if missed + data.noise <= 1e-20 * trials:
         return _Allowed(sum_squares=None, reason="equal trials have no interval: their noise is below the resolution")
     notes = []
     if of_noise and data.noise > 0:
-        # Of the misses of points, and of what their trials alone would make of them.
+        # Compare the residuals of points with those that the trials alone would cause.
         of_trials = data.noise / of_noise * float((1 / data.trials).mean())
         p_value = float(fdtrc(of_misses, of_noise, missed / of_misses / of_trials))
         if p_value < MOST_MISFIT_P_VALUE:
@@ -272,23 +272,24 @@ def _allowed(law: Law, data: _Data, best: Numbers) -> _Allowed:
 
 
 def _distance(missed: float, of_misses: int, noise: float, of_noise: int, per_point: float) -> float:
-    """Return the distance from the law that holds 95 % of what a point's mean may have: t, over unknown deviations.
+    """Return the distance from the law that contains 95 % of a point's possible means: t, over unknown deviations.
 
-    missed, of_misses: squared misses of the law and their degrees of freedom. noise, of_noise: of trials around their
-    points. per_point: the mean over points of 1 / trials.
+    missed, of_misses: squared residuals of the law and their degrees of freedom. noise, of_noise: those of trials
+    around their points. per_point: the mean over points of 1 / trials.
 
-    With d the deviation between points and s that of trials, a mean has variance v = d^2 + s^2 per_point. Misses have
-    the density v^(-k/2) exp(-missed / 2v) for k degrees of freedom, and s^2 is noise over a chi-squared variable. The
-    distance is normal with variance v, over all d and s as weighed by these and d's prior.
+    With d the deviation between points and s that of trials, a mean has variance v = d^2 + s^2 per_point. Residuals
+    have the density v^(-k/2) exp(-missed / 2v) for k degrees of freedom, and s^2 is noise divided by a chi-squared
+    variable. The distance is normal with variance v, mixed over all d and s with these densities and d's prior as
+    weights.
     """
     from scipy.optimize import brentq
     from scipy.special import chdtri, ndtr, stdtrit
 
-    if not of_noise:  # Without repeated trials no deviation is known beforehand: Student's t of the misses alone.
+    if not of_noise:  # Without repeated trials, Student's t of the residuals alone.
         return float(stdtrit(of_misses, (1 + CONFIDENCE) / 2)) * math.sqrt(missed / of_misses)
     chances = (np.arange(_CHANCES) + 0.5) / _CHANCES
     of_trials = noise / chdtri(of_noise, chances) * per_point  # Equally likely values of s^2 per_point.
-    between = np.geomspace(1e-5, 10.0, _DEVIATIONS)  # d, equally far apart on logarithms, so that a step is d wide.
+    between = np.geomspace(1e-5, 10.0, _DEVIATIONS)  # d, equally spaced on logarithms, so that a step is d wide.
     variances = between[:, None] ** 2 + of_trials
     weights = between[:, None] / (1 + (between[:, None] / _BETWEEN_POINTS) ** 2)
     logarithms = np.log(weights) - of_misses / 2 * np.log(variances) - missed / 2 / variances
@@ -308,17 +309,17 @@ _HALVINGS = 44
 
 
 def _region(law: Law, data: _Data, best: Numbers, allowed: float) -> Numbers:
-    """Return parameters on the edge of the region whose squares are allowed: (points, parameters).
+    """Return parameters on the edge of the allowed region: (points, parameters).
 
-    The extremes of anything over this region are the ends of its interval by profile likelihood. With two parameters
-    the region is cut at many values of the first one; each cut is an interval of the second.
+    The extremes of any function over this region are the ends of its interval by profile likelihood. With two
+    parameters, the region is cut at many values of the first; each cut is an interval of the second.
     """
 
     def squares(first: Numbers, second: Numbers) -> Numbers:
         return _sum_squares(law, data, np.stack([first, second][: best.size], axis=-1))
 
     def lowest(first: Numbers) -> Numbers:
-        """Return the second parameter that is best beside each value of the first."""
+        """Return the best second parameter for each value of the first."""
         return _golden(lambda second: squares(first, second), first.size) if best.size == 2 else np.zeros(first.size)
 
     low, high = (
@@ -336,7 +337,7 @@ def _region(law: Law, data: _Data, best: Numbers, allowed: float) -> Numbers:
 
 
 def _end(is_inside: Callable[[Numbers], NDArray[np.bool_]], inside: float, bound: float) -> float:
-    """Return how far towards the bound values stay inside; the stretch that holds the end is divided anew."""
+    """Return how far towards the bound values stay inside, by repeated division of the last interval."""
     outside = bound
     for _ in range(5):
         values = np.linspace(inside, outside, 65)
@@ -348,7 +349,7 @@ def _end(is_inside: Callable[[Numbers], NDArray[np.bool_]], inside: float, bound
 
 
 def _halve(is_inside: Callable[[Numbers], NDArray[np.bool_]], inside: Numbers, bound: Numbers) -> Numbers:
-    """Return how far from each value towards its bound values stay inside, by bisection of all at once."""
+    """Return how far from each value towards its bound values stay inside, by bisection of all together."""
     near, far = inside.copy(), bound.copy()
     whole = is_inside(bound)
     for _ in range(_HALVINGS):
@@ -359,13 +360,13 @@ def _halve(is_inside: Callable[[Numbers], NDArray[np.bool_]], inside: Numbers, b
 
 
 def _golden(squares: Callable[[Numbers], Numbers], count: int) -> Numbers:
-    """Return where each of `count` functions on 0 to 1 is least, by golden section of all at once."""
+    """Return the minimum of each of `count` functions on 0 to 1, by golden section of all together."""
     share = (math.sqrt(5) - 1) / 2
     low, high = np.zeros(count), np.ones(count)
     left, right = 1 - share * high, share * high
     at_left, at_right = squares(left), squares(right)
     for _ in range(_HALVINGS):
-        # The part beyond the worse of the two falls away; the better one stays, and stands where the other stood.
+        # Drop the part beyond the worse of the two points; the better point takes the place of the other.
         is_left = at_left <= at_right
         low, high = np.where(is_left, low, left), np.where(is_left, right, high)
         stays, at_stays = np.where(is_left, left, right), np.where(is_left, at_left, at_right)
@@ -378,7 +379,7 @@ def _golden(squares: Callable[[Numbers], Numbers], count: int) -> Numbers:
     return np.where(squares(zero) <= squares(middle), zero, middle)
 
 
-# Where the ceiling lies
+# The ceiling
 
 
 def _peak(best: Numbers, inside: Numbers | None, most_ranks: int, reason: str | None) -> Bounded:
@@ -387,13 +388,13 @@ def _peak(best: Numbers, inside: Numbers | None, most_ranks: int, reason: str | 
     if inside is None:
         if math.isinf(value):
             return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: kappa is 0")
-        if value > most_ranks:  # Beyond the points, a value alone would be taken for a prediction.
-            return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: where one lies is unsure: {reason}")
+        if value > most_ranks:  # Beyond the points, a value without interval would be taken for a prediction.
+            return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: its place is unsure: {reason}")
         return Bounded(value=value, reason=reason)
     peak_ranks = _peak_ranks(inside)
     low, high = min(float(peak_ranks.min()), value), max(float(peak_ranks.max()), value)
     if math.isinf(high):
-        why = f"no peak up to {most_ranks} ranks: kappa's interval holds 0"
+        why = f"no peak up to {most_ranks} ranks: kappa's interval includes 0"
         return Bounded(value=None, low=None if math.isinf(low) else low, reason=why)
     return Bounded(value=value, low=low, high=high)
 
@@ -422,15 +423,15 @@ def _ceiling(
     speed_ups = _most_speed_up(law, inside, base)
     low, high = min(float(speed_ups.min()), value), max(float(speed_ups.max()), value)
     if math.isinf(high):
-        why = f"no ceiling up to {most_ranks} ranks: the interval of {what} holds 0"
+        why = f"no ceiling up to {most_ranks} ranks: the interval of {what} includes 0"
         return Bounded(value=None, low=None if math.isinf(low) else low, reason=why)
     return Bounded(value=value, low=low, high=high)
 
 
 def _most_speed_up(law: Law, parameters: Numbers, base: int) -> Numbers:
-    """Return the highest throughput divided by that on the base's ranks; infinite where the law has no ceiling.
+    """Return the highest throughput divided by that on the base's ranks; infinite if the law has no ceiling.
 
-    Amdahl's, and the USL's with kappa 0: X / X1 tends to 1 / sigma.
+    For Amdahl's law, and the USL with kappa 0, X / X1 tends to 1 / sigma.
     """
     sigma = parameters[..., 0]
     with np.errstate(divide="ignore"):

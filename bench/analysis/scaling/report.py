@@ -1,4 +1,4 @@
-"""Scaling curves as tables, JSON and CSV: efficiency and speed-up, the laws' fits, and what was lost to what."""
+"""Reports scaling curves as tables, JSON and CSV: efficiency, speed-up, fits of laws, and the parts of the loss."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bench.results.estimate import Estimate, EstimatedRatio
 from bench.results.step_parts import PARTS, PartName
 
 COLUMNS = ("suite_run", "curve", "scaling", "case", "run", "ranks", "figure", "part", "value", "low", "high", "reason")
-"""Of CSV, which has a row for each figure: of a point, or of a fit."""
+"""Columns of CSV, with a row for each figure of a point or a fit."""
 
 _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 _PARAMETERS = {"serial_fraction": "serial fraction", "contention": "contention sigma", "coherency": "coherency kappa"}
 _PARTS: dict[PartName, str] = {name: name.replace("_", " ") for name in PARTS} | {"compute": "slower compute"}
 _NOTHING = 1e-12
-"""Seconds; what is smaller in all points is no row of the table."""
+"""Seconds; a part that is smaller in all points has no row in the table."""
 _MISSED = 0.01
-"""Share by which points may lie off a law without a word."""
+"""Share by which points may deviate from a law without a remark."""
 
 
 def print_scaling(
     suite_run: str, curves: Sequence[ScalingCurve], format_name: str, console: Console | None = None
 ) -> None:
-    """Print each curve: its points, a line for each law, and what was lost."""
+    """Print each curve: its points, a line for each law, and the parts of the loss."""
     write(
         format_name,
         _page(suite_run, curves),
@@ -103,7 +103,7 @@ def _fit_line(fit: ScalingFit | NoScalingFit, curve: ScalingCurve) -> str:
 
 
 def _ceiling(fit: ScalingFit, curve: ScalingCurve) -> str:
-    """Return where throughput has its ceiling, or why none is seen."""
+    """Return the ceiling of the throughput, or why there is none."""
     base = f"that of {curve.base.ranks} rank{'s' if curve.base.ranks > 1 else ''}"
     most = fit.most_speed_up
     if fit.peak_ranks is not None and fit.peak_ranks.value is not None:
@@ -120,7 +120,7 @@ def _ceiling(fit: ScalingFit, curve: ScalingCurve) -> str:
 
 
 def _with_ends(bounded: Bounded | EstimatedRatio, *, is_percent: bool = False) -> str:
-    """Return the value with its interval: `4.20 % [3.90, 4.51]`; `unsure, at most 4.51 %` of one wider than it."""
+    """Return the value with its interval: `4.20 % [3.90, 4.51]`; `unsure, at most 4.51 %` if the interval is wider."""
     if bounded.value is None:
         return "-"
     size, sign = (0.01, " %") if is_percent else (1.0, "")
@@ -139,7 +139,7 @@ def _losses(curve: ScalingCurve) -> list[tuple[CurvePoint, Loss]]:
 
 
 def _lost(curve: ScalingCurve, losses: Sequence[tuple[CurvePoint, Loss]]) -> Table:
-    """Return each part of the loss by number of ranks, and 1 - efficiency."""
+    """Return each part of the loss on each number of ranks, and 1 - efficiency."""
     rows = []
     for name in PARTS:
         parts = [next((part for part in loss.parts if part.name == name), None) for _, loss in losses]
@@ -169,7 +169,7 @@ def _share(part: LostPart, point: CurvePoint, curve: ScalingCurve) -> EstimatedR
 
 
 def _notes(curve: ScalingCurve) -> list[str]:
-    """Return what is absent and why, each once, and what else the reader of the curve must know."""
+    """Return what is absent and why, without repetition, and further notes for the reader."""
     lines = [f"left out: {line}" for line in curve.left_out]
     lines += curve.notes
     lines += [
@@ -242,7 +242,7 @@ def _interval(estimate: Estimate) -> dict[str, object]:
 
 
 def _of_base(ratio: EstimatedRatio | None) -> Bounded | None:
-    """Return a figure that is relative to the curve's base, with the reason where it has no interval."""
+    """Return a figure relative to the curve's base, with the reason if it has no interval."""
     if ratio is None:
         return None
     return Bounded(value=ratio.value, low=ratio.low, high=ratio.high, reason=ratio.why_no_interval)
@@ -273,7 +273,7 @@ def _loss(loss: Loss | str | None) -> dict[str, Any] | None:
 
 
 def _rows(suite_run: str, curve: ScalingCurve) -> Iterator[dict[str, object]]:
-    """Yield a row of CSV for each figure of each point, and then of each fit."""
+    """Yield a CSV row for each figure of each point, then of each fit."""
     of_curve: dict[str, object] = {"suite_run": suite_run, "curve": curve.name, "scaling": curve.scaling}
     for point in curve.points:
         of_point = of_curve | {"case": point.name, "run": point.summary.run, "ranks": point.ranks}

@@ -1,4 +1,4 @@
-"""The registry of trace analyses: name, help line, and the function as "module:name", so that help loads none."""
+"""The registry of trace analyses: name, help line, and the function as "module:name", so that help imports none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Tabled(Protocol):
 class Analysis:
     """One analysis of traces.
 
-    name: on the command line. summary: one line of help. function: takes one `RankTimelines` for each of the sides.
+    name: on the command line. summary: one line of help. function: takes one `RankTimelines` for each side.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Analysis:
         """Analyse the traces.
 
         Raises:
-            Misuse: they hold nothing to compare.
+            Misuse: the traces hold nothing to compare.
         """
         from collectors.traces.analyzers.diff import NothingToCompare  # Loads numpy, like every analysis.
 

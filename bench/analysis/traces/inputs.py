@@ -1,6 +1,6 @@
-"""The inputs of trace analyses: from names of files, folders and runs to the traces of each rank.
+"""Inputs of trace analyses: resolves names of files, folders and runs to the traces of each rank.
 
-A side is the traces of one run's ranks, one for each rank; an analysis takes one side or two (before and after).
+A side is one trace for each rank of a run; an analysis takes one side or two (before and after).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ENDINGS = (OWN, ".json", ".json.gz")
 class TraceFiles:
     """Files of one side.
 
-    unsure: files found in a named folder, some of which may not be traces.
-    folder, ranks: the run's folder and number of ranks; None if the files were not named by a run.
+    unsure: files from a named folder, some of which may not be traces. folder, ranks: the run's folder and number of
+    ranks; None if the user did not name a run.
     notices: a line for each file of a folder that was skipped.
     """
 
@@ -45,11 +45,11 @@ class TraceFiles:
 
 
 def find_files(names: Sequence[str], runs_folder: Path, store_url: str | None) -> TraceFiles:
-    """Return the files that these names mean. A folder means all traces in it, a run means its ranks' profiler windows.
+    """Return the files for these names: all traces of a folder, or the profiler windows of a run's ranks.
 
     Raises:
         Misuse: a name is unknown, holds no trace, or cannot be read.
-        InfrastructureFailed: a run could not be looked up in the history.
+        InfrastructureFailed: the history could not be searched for a run.
     """
     inputs = []
     for name in names:
@@ -79,7 +79,7 @@ def _refusing(name: str) -> Iterator[None]:
 
 
 def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
-    """Return the files of this path, or of the run of this name; None if it may be a run of the history."""
+    """Return the files of this path or of the run with this name; None if only the history may know the run."""
     path = STANDARD_INPUT if name == "-" else Path(name)
     if path == STANDARD_INPUT and os.isatty(0):
         raise Misuse(
@@ -101,7 +101,7 @@ def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether the folder is a run's, not a folder of traces in which another program put a case.json."""
+    """Whether this is the folder of a run, not a folder of traces in which another program put a case.json."""
     case = folder / "case.json"
     if not case.is_file():
         return False
@@ -176,11 +176,11 @@ def _of_folder(folder: Path) -> TraceFiles:
 
 
 def _is_drawing(path: Path) -> bool:
-    """Whether the file is a drawing by this program; not checked for what can be read only once, such as a pipe."""
+    """Whether this program drew the file. Input that can be read only once, for example a pipe, is not checked."""
     return not path.name.endswith(OWN) and path.is_file() and is_own_drawing(path)
 
 
-# Sides: traces by rank, and what is missing
+# Sides: traces by rank, and missing ranks
 
 RANKS_NAMED = 8
 
@@ -197,7 +197,7 @@ class RankTrace:
 class TraceSet:
     """The traces of one run's ranks, by rank.
 
-    notices: a line for each thing missing: ranks, or parts of a trace. folder: the run's; None if not named by a run.
+    notices: a line for each missing rank or part of a trace. folder: the run's; None if the user did not name a run.
     """
 
     name: str
@@ -215,16 +215,17 @@ def read_sides(
 ) -> tuple[TraceSet, ...]:
     """Read each side from the files, folders and runs named for it.
 
-    ranks: the rank of each trace of a side, in their order; empty to take ranks from the traces and their file names.
+    ranks: the rank of each trace of a side, in the order of the traces; empty to take ranks from the traces and their
+        file names.
 
     Raises:
         Misuse: a name is unknown, a file is not a trace, or two files belong to one rank.
-        InfrastructureFailed: a run could not be looked up in the history, or a process that read a trace died.
+        InfrastructureFailed: the history could not be searched for a run, or a process that read a trace died.
     """
     files = {side: find_files(names, runs_folder, store_url) for side, names in named.items()}
     paths = [path for side_files in files.values() for path in side_files.paths]
-    if twice := next((path for path in paths if path.is_fifo() and paths.count(path) > 1), None):
-        raise Misuse(f"{twice} is a pipe, which can be read only once, but is named twice; write it to a file first")
+    if repeated := next((path for path in paths if path.is_fifo() and paths.count(path) > 1), None):
+        raise Misuse(f"{repeated} is a pipe, which can be read only once, but is named twice; write it to a file first")
     read = iter(read_traces(paths))
     sides: list[TraceSet] = []
     for name, side_files in files.items():
@@ -244,7 +245,7 @@ def _separate(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[P
     by_path = dict(zip(files.paths, read, strict=True))
     traces = {path: timeline for path, timeline in by_path.items() if isinstance(timeline, Timeline)}
     refused = {path: why for path, why in by_path.items() if isinstance(why, str)}
-    # A foreign JSON file may have a list like a trace's, with nothing in it that a profiler writes.
+    # Another program's JSON file may have a list like a trace's, but no event of a profiler in it.
     if foreign := {path for path, timeline in traces.items() if path in files.unsure and _is_empty(timeline)}:
         refused |= {path: f"{path}: it holds no event that torch.profiler writes" for path in foreign}
         traces = {path: timeline for path, timeline in traces.items() if path not in foreign}
@@ -266,7 +267,7 @@ _DEGREE = re.compile(r"(?<![a-z0-9])(tp|pp|dp|ep|cp|sp|local)(?:[-_.]?rank)?[-_=
 
 
 def with_ranks(traces: Mapping[Path, Timeline], ranks: Sequence[int]) -> dict[Path, Timeline]:
-    """Return the traces with these ranks, in order; without ranks, with those from the traces or their file names.
+    """Return the traces with these ranks, in order. Without `ranks`, they come from the traces or their file names.
 
     Raises:
         Misuse: the numbers of ranks and traces differ, a rank occurs twice, or the ranks of several traces are unknown.
@@ -313,7 +314,7 @@ def _ranked(timeline: Timeline, rank: int) -> Timeline:
 
 
 def _ranks_in_names(paths: Sequence[Path]) -> dict[Path, int] | None:
-    """Return each file's position along the only axis of parallelism in which all differ; None without such an axis.
+    """Return each file's position along the only axis of parallelism on which all differ; None without such an axis.
 
     Example: TP-0-DP-0 and TP-1-DP-0 differ along TP alone, and are ranks 0 and 1.
     """
@@ -324,7 +325,7 @@ def _ranks_in_names(paths: Sequence[Path]) -> dict[Path, int] | None:
 
 
 def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, ranks: int | None = None) -> TraceSet:
-    """Make a side of these files. ranks: the run's number of ranks; None to take it from the traces.
+    """Make a side from these files. ranks: the run's number of ranks; None to take it from the traces.
 
     Raises:
         Misuse: two files belong to one rank.
@@ -362,7 +363,7 @@ def _missing(traces: Sequence[RankTrace], ranks: int | None) -> list[str]:
     missing = size - sum(rank < size for rank in traced_ranks)
     if not missing:
         return []
-    # A trace may claim a world of very many ranks, so only the first missing ones are named.
+    # A trace may claim a world of very many ranks, so only the first missing ranks are named.
     first = islice((rank for rank in range(size) if rank not in traced_ranks), RANKS_NAMED)
-    named = ", ".join(map(str, first)) + (", ..." if missing > RANKS_NAMED else "")
-    return [f"{missing} of {size} ranks have no trace ({named}): waiting between ranks is known only for the others"]
+    numbers = ", ".join(map(str, first)) + (", ..." if missing > RANKS_NAMED else "")
+    return [f"{missing} of {size} ranks have no trace ({numbers}): waiting between ranks is known only for the others"]

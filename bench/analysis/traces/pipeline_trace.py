@@ -1,6 +1,6 @@
-"""Drawings of a pipeline's timed steps: a separate trace file, or spans to draw alongside a run's traces.
+"""Draws a pipeline's timed steps as a separate trace file, or as spans alongside a run's traces.
 
-Each stage of a rank is a row; in the trace file, arrows show what stages send to each other.
+Each stage of a rank is a row. In the trace file, arrows show messages between stages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def timed_steps(case: Case, folder: Path) -> tuple[TimedStep, ...]:
     """Return the timed steps of the last complete trial.
 
     Raises:
-        Misuse: the folder has none, or a newer version wrote them.
+        Misuse: the folder has no timed step, or a newer version wrote it.
     """
     try:
         trials = read_trials(folder, case.ranks).trials
@@ -54,7 +54,7 @@ def timed_steps(case: Case, folder: Path) -> tuple[TimedStep, ...]:
 
 
 def typical(steps: Sequence[TimedStep]) -> TimedStep:
-    """Return the step of median length; of an even number, the shorter of the middle two."""
+    """Return the step of median length; if their number is even, the shorter of the middle two."""
 
     def length_ns(step: TimedStep) -> int:
         return max(work.end_ns for work in step.works) - min(work.start_ns for work in step.works)
@@ -113,9 +113,9 @@ ROW = "stage {}, in extra steps"
 def stage_spans(folder: Path, *, on_notice: Callable[[str], None]) -> list[TraceSpan]:
     """Return the actions of all timed steps of the run in this folder; none if its strategy has no stages.
 
-    They are timed in other steps than those under the profiler, on a clock that only ranks of one node share.
+    They were timed in separate steps, without the profiler, on a clock that only ranks of one node share.
 
-    on_notice: called with the reason if a pipeline's actions are absent.
+    on_notice: called with the reason if a pipeline has no timed actions.
     """
     case = case_file(folder).case
     if case.model is None or case.spec().pipeline(case) is None:

@@ -1,4 +1,4 @@
-"""Writes what an analysis of traces found, as tables for people, JSON or CSV."""
+"""Writes the result of a trace analysis as tables for people, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUFFIXES: dict[Unit, str] = {"": "", "ns": "_ns", "ratio": "_ratio", "bytes": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisReport:
-    """What an analysis found in these sides. notes: of the analysis, and so of each of its tables."""
+    """The result of an analysis of these sides. notes: apply to all of its tables."""
 
     analysis: str
     sides: tuple[TraceSet, ...]
@@ -34,7 +34,7 @@ class AnalysisReport:
     notes: tuple[str, ...]
 
     def notices(self) -> list[str]:
-        """Return what is missing in the traces, a line each, which names its side where there are several."""
+        """Return a line for each gap in the traces; it names the side if there are several."""
         if len(self.sides) == 1:
             return list(self.sides[0].notices)
         return [f"{side.name}: {line}" for side in self.sides for line in side.notices]
@@ -49,12 +49,12 @@ def write(
     limit: int,
     on_notice: Callable[[str], None],
 ) -> None:
-    """Write all tables, or the one of this name, with the analysis's notes. limit: rows of a table for people.
+    """Write all tables, or only `table_name`, with the analysis's notes. limit: rows of a table for people.
 
-    on_notice: takes notes, and what is missing in the traces, where the format has no place for them.
+    on_notice: takes the notes and the gaps in the traces if the format has no place for them.
 
     Raises:
-        Misuse: there is no such table; or there are several, and the format takes one.
+        Misuse: there is no such table, or there are several and the format takes only one.
     """
     tables = [table for table in report.tables if table_name in (None, table.name)]
     if not tables:
@@ -84,7 +84,7 @@ def _names(tables: Sequence[AnalysisTable]) -> str:
 
 
 def _document(report: AnalysisReport, tables: Sequence[AnalysisTable]) -> dict[str, object]:
-    """Return all cells in base units, with the files that they come from."""
+    """Return all cells in base units, and the files that they come from."""
     return {
         "schema_version": SCHEMA_VERSION,
         "analysis": report.analysis,
@@ -127,14 +127,14 @@ def blocks(table: AnalysisTable, console: Console, *, limit: int) -> Iterator[Bl
     is_empty = not table.rows and not table.notes
     yield Text(f"{table.title}: nothing" if is_empty else table.title, style="bold")
     if table.rows:
-        yield _drawn(table, console, limit)
+        yield _console_table(table, console, limit)
     yield from merge_ranks(table.notes)
     if len(table.rows) > limit:
         yield f"{len(table.rows) - limit} more rows; --limit {len(table.rows)} shows them"
 
 
 def _name_width(console: Console) -> int:
-    """Return how many letters of a name are shown."""
+    """Return the number of letters shown of a name."""
     return min(NAME_WIDTH, max(LEAST_NAME_WIDTH, console.width // 3)) if console.is_terminal else NAME_WIDTH
 
 
@@ -148,7 +148,7 @@ def shortens(table: AnalysisTable, console: Console, *, limit: int) -> bool:
     )
 
 
-def _drawn(table: AnalysisTable, console: Console, limit: int) -> Table:
+def _console_table(table: AnalysisTable, console: Console, limit: int) -> Table:
     rows = table.rows[:limit]
     letters = _name_width(console)
     columns, headings, words = [], [], set()
@@ -163,14 +163,14 @@ def _drawn(table: AnalysisTable, console: Console, limit: int) -> Table:
         columns.append(cells)
         if texts:
             words.add(place)
-        # A heading's words stand one below the other where they would widen the column.
+        # A heading that would widen its column is wrapped.
         names = column.name.split("_")
         headings.append("\n".join(textwrap.wrap(" ".join(names), max(map(len, (*names, *cells))))))
     return Table(
         headings,
         list(zip(*columns, strict=True)),
         words=words,
-        # The columns before the first with a unit name what a row is of.
+        # The columns before the first one with a unit identify the row.
         keys=next((place for place, column in enumerate(table.columns) if column.unit), 0),
         most_widths=[letters] * len(columns) if console.is_terminal else (),
     )

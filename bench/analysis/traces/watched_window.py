@@ -1,7 +1,8 @@
-"""Joins the traces of a watched run's window: overlap, waiting, the critical path, and who is late in which phase.
+"""Joins the traces of a watched run's window: overlap, waiting, the critical path, and the late rank and its phase.
 
-The figures are those of `observatory analyse`. The phase comes from the times that the ranks noted with their traces:
-it is the one in which the late rank spent more time than the rank before it, since both left a collective.
+The figures are those of `observatory analyse`. The phase comes from the times that the ranks recorded with their
+traces: it is the one in which, after both left a collective, the late rank spent more time than the rank that arrived
+before it.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from collectors.traces.steps import launches, steps
 from collectors.traces.timeline import Timeline
 
 LATE_RATIO = 0.05
-"""Share of the traced time that a rank must cost the others to be named; as for untraced steps."""
+"""A rank is named if it costs the others at least this share of the traced time; the same as for untraced steps."""
 PHASE_RATIO = 0.6
-"""Share of a rank's delay that one phase must explain to be named."""
+"""A phase is named if it explains at least this share of the rank's delay."""
 MOST_PARTS = 3
 KEPT_TRACES = 4
-"""Windows of a run whose traces are kept; of older ones the result is."""
+"""Newest windows of a run whose traces are kept; of older windows, only the results are."""
 
 PhaseTimes = Mapping[str, Sequence[tuple[int, int]]]
 
@@ -62,7 +63,7 @@ def join_window(run: Path, number: int) -> TracedWindow:
 
 
 def drop_window(run: Path, number: int, why: str) -> TracedWindow:
-    """Write that a window has no result, and why; remove what ranks traced of it.
+    """Write why a window has no result, and remove its traces.
 
     Raises:
         InfrastructureFailed: the run's folder cannot be written.
@@ -78,7 +79,7 @@ def drop_window(run: Path, number: int, why: str) -> TracedWindow:
 
 
 def trace_paths(window: WindowFolder) -> dict[int, Path]:
-    """Return the traces that ranks have written whole, by rank."""
+    """Return the completely written traces, by rank."""
     paths = {path.stem.removeprefix("rank"): path for path in window.path.glob("rank*.json")}
     return dict(sorted((int(rank), path) for rank, path in paths.items() if rank.isdecimal()))
 
@@ -123,7 +124,7 @@ def _dropped(window: WindowFolder, why: str) -> TracedWindow:
 def analyse_window(
     window: WindowFolder, timelines: Sequence[Timeline], phases: Mapping[int, RankPhases]
 ) -> TracedWindow:
-    """Return what the traces of all ranks say. phases: by rank."""
+    """Return the figures of a window from the traces of all ranks. phases: by rank."""
     agreed = window.agreed
     assert agreed is not None, "the ranks agreed on steps that they traced"
     by_step = [each for timeline in timelines for each in breakdowns(timeline)]
@@ -151,9 +152,10 @@ def analyse_window(
 
 
 def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> tuple[Late, str | None]:
-    """Return who is late in these traces and in which phase, or why nobody is named; and what it does meanwhile.
+    """Return the late rank and its phase, or why no rank is named; and the activity that makes it late.
 
-    A rank is named as by `observatory analyse stragglers`, if it costs at least `LATE_RATIO` of the traced time.
+    The rank is the one that `observatory analyse stragglers` names, if it costs at least `LATE_RATIO` of the traced
+    time.
     phases: by rank, each phase's times on the rank's own clock.
     """
     lateness = traced_lateness(analysis)
@@ -173,10 +175,10 @@ def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> t
         )
         return Late(verdict="unsure", reason=reason), None
     spent_ns = _phases_of_delay(analysis, judged, arrivals, phases)
-    return _named(judged, spent_ns, cost_ratio, sum(delays_ns) / max(1, lateness.delays_ns.shape[0])), judged.cause
+    return _late(judged, spent_ns, cost_ratio, sum(delays_ns) / max(1, lateness.delays_ns.shape[0])), judged.cause
 
 
-def _named(judged: Straggler, spent_ns: Mapping[str, int], cost_ratio: float, late_ns: float) -> Late:
+def _late(judged: Straggler, spent_ns: Mapping[str, int], cost_ratio: float, late_ns: float) -> Late:
     phase = max(spent_ns, key=lambda name: spent_ns[name], default=None)
     share = 0.0 if phase is None else spent_ns[phase] / judged.delay_ns
     if share < PHASE_RATIO:
@@ -200,7 +202,7 @@ def _named(judged: Straggler, spent_ns: Mapping[str, int], cost_ratio: float, la
 
 
 def _arrivals(analysis: Collectives, rank: int) -> list[LateArrival]:
-    """Return the collectives to which this rank came last."""
+    """Return the collectives at which this rank arrived last."""
     alignment = analysis.alignment
     activities = {timeline.rank: Activities(timeline) for timeline in alignment.timelines}
     times = [time for time in analysis.times if time.matched.collective not in ROOTED]
@@ -211,8 +213,8 @@ def _arrivals(analysis: Collectives, rank: int) -> list[LateArrival]:
 def _longest_of_steps(analysis: Collectives, arrivals: Sequence[LateArrival]) -> list[int]:
     """Return the longest delay of each step in which the rank is late, in nanoseconds.
 
-    Collectives of one backward run at once, and a rank that is late by 6 ms comes 6 ms late to each of them: the step
-    is 6 ms longer, however many they are.
+    The collectives of one backward pass run concurrently, and a rank that is 6 ms late arrives 6 ms late at each of
+    them: the step is 6 ms longer, however many collectives there are.
     """
     alignment = analysis.alignment
     marked = {timeline.rank: steps(timeline) for timeline in alignment.timelines}
@@ -227,10 +229,11 @@ def _longest_of_steps(analysis: Collectives, arrivals: Sequence[LateArrival]) ->
 def _phases_of_delay(
     analysis: Collectives, judged: Straggler, arrivals: Sequence[LateArrival], phases: Mapping[int, PhaseTimes]
 ) -> Counter[str]:
-    """Return how much longer the late rank was in each phase than the rank that came before it, in nanoseconds."""
+    """Return how much longer the late rank spent in each phase than the rank that arrived before it, in nanoseconds."""
     alignment = analysis.alignment
     by_rank = {timeline.rank: timeline for timeline in alignment.timelines}
-    # Where the device's own work made the rank late, its host's phases were over long before; launches tell them.
+    # If the device's own work made the rank late, the host's phases ended long before; each kernel's launch gives its
+    # phase.
     is_device = by_rank[judged.rank].is_device and judged.cause not in ("host", "data loading")
     spent_ns: Counter[str] = Counter()
     launched = (
@@ -249,7 +252,7 @@ def _phases_of_delay(
 
 
 def _windows(arrival: LateArrival, offset_ns: Mapping[int, int]) -> tuple[int, dict[int, tuple[int, int]]]:
-    """Return the rank that came before the late one, and the time in which both are compared, on each one's clock."""
+    """Return the rank that arrived just before the late one, and the window to compare, on the clock of each."""
     other = min(arrival.waits_ns, key=lambda rank: arrival.waits_ns[rank])
     began_ns = arrival.window_ns[0] + offset_ns[arrival.rank]
     came_ns = arrival.arrival_ns - arrival.waits_ns[other]
@@ -267,7 +270,7 @@ def _within_ns(times: Sequence[tuple[int, int]], window_ns: tuple[int, int]) -> 
 
 
 class _Launched:
-    """A device's computation, by the phase in which the host launched it."""
+    """A device's computation, grouped by the phase in which the host launched it."""
 
     def __init__(self, timeline: Timeline, phases: PhaseTimes) -> None:
         rows = np.flatnonzero(timeline.of_kind("compute"))

@@ -1,6 +1,6 @@
 """`observatory choose`: which strategy, in which setup, trains a model best.
 
-On another machine that is a prediction. On this one the best predicted setups and the plainest are measured in turn.
+For another machine it predicts. On this machine it measures the best predicted and the plainest setups in turn.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
     "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option that is set and not searched; strategies without it are left out.",
+    help="Fixed option, which is not searched; strategies without it are left out.",
 )
 @click.option(
     "--objective",
@@ -80,7 +80,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
     show_default=True,
     callback=_objective,
     metavar="|".join(OBJECTIVES),
-    help="What is best: the fastest step, or the least memory of a rank.",
+    help="Goal: the fastest step, or the least memory of a rank.",
 )
 @ON
 @RUNS
@@ -97,7 +97,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
 @click.option(
     "--resume", "resumed", type=NamedText(), metavar="ID", help="Suite run of an interrupted choice to continue."
 )
-@click.option("--dry-run", "is_dry", is_flag=True, help="Print what is predicted here; measure nothing.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Print the prediction for this machine; measure nothing.")
 @click.option(
     "-o",
     "--output",
@@ -129,9 +129,9 @@ def command(
 ) -> int:
     """Choose the strategy and setup that train a model best.
 
-    Compares every strategy, or those named, over their meshes and main options, as the cost models predict. With --on,
-    for a machine that is not here. Otherwise the best predicted setups, and single, ddp and fsdp, are then measured in
-    turn on this machine until one of them is shown to be the best.
+    Compares every strategy, or the named ones, over meshes and main options, by the predictions of cost models. With
+    --on, it plans for another machine. Otherwise it then measures the best predicted setups, and single, ddp and fsdp,
+    in turn on this machine until one of them is shown to be the best.
 
     \b
     Example:
@@ -161,7 +161,7 @@ def command(
         except Misuse as error:
             if not is_measured or output is not None:
                 raise
-            measured = "those that are named" if strategies else "single, ddp and fsdp"
+            measured = "the named strategies" if strategies else "single, ddp and fsdp"
             ground, notices = None, [f"{error}; until then only {measured} are measured"]
     ranking = None
     if ground is not None:
@@ -211,7 +211,7 @@ def _on(
     strategies: tuple[str, ...],
     options: tuple[str, ...],
 ) -> tuple[Question, Ground]:
-    """Return the question and the ground of a machine that is not here; asks nothing of this host."""
+    """Return the question and the ground for a remote machine; does not query this host."""
     from bench.analysis.choosing.ground import ground_on
     from bench.analysis.choosing.question import Question
     from bench.machine.machines.machine_file import read_machine
@@ -239,7 +239,7 @@ def _here(
     strategies: tuple[str, ...],
     options: tuple[str, ...],
 ) -> tuple[Question, int, Sequence[Gpu]]:
-    """Return the question to this machine, with its cores and GPUs."""
+    """Return the question for this machine, with its cores and GPUs."""
     from bench.analysis.choosing.question import Question
     from bench.session.case_args import read_node
 
@@ -262,10 +262,10 @@ def _here(
 def _ground_here(
     question: Question, bases: Sequence[Case], cores: int, gpus: Sequence[Gpu], store_url: str | None
 ) -> Ground:
-    """Return what the history has measured here.
+    """Return the ground that the history of this machine provides.
 
     Raises:
-        Misuse: it lacks what predictions need.
+        Misuse: the history lacks rates that predictions need.
     """
     from bench.analysis.choosing.here import ground_here
     from bench.errors import Misuse

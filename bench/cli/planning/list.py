@@ -1,4 +1,4 @@
-"""`observatory list`: the strategies, all their options, or one strategy in full, from the registry's specs."""
+"""`observatory list`: shows the strategies, all their options, or one strategy in full, from the registry's specs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.errors import Misuse
 def command(strategy: str | None, has_options: bool, on: str | None, format_name: str) -> None:
     """List strategies and probes, with the requirements and options of each.
 
-    With --on, list the largest preset that each strategy could train on a machine that is not here.
+    With --on, list the largest preset that each strategy could train on another machine.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The measured part of `observatory choose`: races the cases on this machine, and prints which one pays."""
+"""The measured part of `observatory choose`: races the cases on this machine, and prints the winner."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BUDGET_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceOptions:
-    """How a choice is measured, and where results go.
+    """Options of a measured choice.
 
-    budget_s: None for BUDGET_S. resumed: id of its suite run. notices: lines for people before it begins.
+    budget_s: None for BUDGET_S. resumed: id of the suite run to resume. notices: lines to print before it begins.
     """
 
     objective: Objective
@@ -40,7 +40,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
 
     Raises:
         Misuse: fewer than two cases can run or fit into the budget.
-        InfrastructureFailed: the store refuses, or the suite run's folder cannot be written.
+        InfrastructureFailed: the store cannot be used, or the suite run's folder cannot be written.
     """
     from bench.analysis.race.race import check_race, race, race_suite
     from bench.analysis.race.report import COLUMNS, race_document, race_page, race_rows
@@ -91,7 +91,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
                 display=progress,
             )
         write(options.format_name, race_page(raced), lambda: race_document(raced), race_rows(raced), COLUMNS)
-    progress.tell(f"`observatory suite show {raced.result.id}` shows all of it")
+    progress.tell(f"`observatory suite show {raced.result.id}` shows it in full")
     for failure in (raced.end.failure, session.store.failure):
         if failure is not None:
             say(str(failure))

@@ -1,4 +1,4 @@
-"""`observatory predict`: memory, step and throughput of a case before it runs, here or on another machine."""
+"""`observatory predict`: predicts memory, step and throughput of a case, on this machine or another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POWERS = {"": 0, "k": 3, "m": 6, "b": 9, "t": 12}
 
 
 class Tokens(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
-    """A number of tokens as 15T, 300B, 1.5M or 2e9; from 1 to 10^18."""
+    """A number of tokens from 1 to 10^18, for example 15T, 300B, 1.5M or 2e9."""
 
     name = "tokens"
     _FORM = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(?:e\+?(\d{1,2}))?([kmbt]?)", re.ASCII)
@@ -63,14 +63,14 @@ class Tokens(click.ParamType):  # type: ignore[type-arg]  # Generic only in newe
 @click.option(
     "--from-history",
     is_flag=True,
-    help="Rates that runs of the same hardware reached. Without --on this is the default; with --on data sheets are.",
+    help="Use rates that runs on the same hardware reached: always without --on, instead of data sheets with --on.",
 )
 @click.option("--tokens", type=Tokens(), metavar="TOKENS", help="Tokens to train on, for example 15T: prints the days.")
 @click.option(
     "--score",
     "is_scored",
     is_flag=True,
-    help="How wrong the predictions stored with earlier runs were; takes no STRATEGY.",
+    help="Score the predictions that are stored with earlier runs; takes no STRATEGY.",
 )
 @STORE
 @FORMAT
@@ -100,7 +100,7 @@ def command(**parameters: Any) -> None:
 
 
 def _score(parameters: Mapping[str, Any]) -> None:
-    """Print how wrong the predictions of the history were.
+    """Print the score of the history's predictions.
 
     Raises:
         Misuse: a case is named, or there is no history.

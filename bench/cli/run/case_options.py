@@ -1,4 +1,4 @@
-"""Options of a case and of its trials, for `observatory run` and for both sides of `observatory compare --ab`."""
+"""Options of a case and its trials, for `observatory run`, `predict` and both sides of `compare --ab`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from workloads.spec import Backend, ChosenPrecision, Device, SaveMode
 class GroupedCommand(click.Command):
     """A command whose help shows its options in groups.
 
-    groups: each group's title with the names of its parameters; options of no group, such as --help, come last.
-    too_many: what helps a user who names more arguments than the command takes.
+    groups: each group's title with the names of its parameters; other options, for example --help, come last.
+    too_many: advice for a user who gives more arguments than the command accepts.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class GroupedCommand(click.Command):
         self.groups, self.too_many = groups, too_many
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and say what helps where there are too many."""
+        """Parse the arguments; if there are too many, add the advice to the error."""
         try:
             return super().parse_args(context, args)
         except click.UsageError as error:
@@ -48,7 +48,7 @@ class GroupedCommand(click.Command):
 
 
 def named_option(name: str, text: str, **keywords: Any) -> Callable[[Any], Any]:
-    """Return the option of a parameter by its name, such as --warm-up of `warm_up`, whose default the help shows."""
+    """Return the option for a parameter, for example --warm-up for `warm_up`; help shows its default."""
     return click.option(f"--{name.replace('_', '-')}", name, help=text, show_default=True, **keywords)
 
 
@@ -89,7 +89,7 @@ LIMIT = click.option(
 
 
 def case_options(*, trials: int) -> Callable[[Any], Any]:
-    """Return what adds the options of a case, all but its strategy and its ranks. trials: the default."""
+    """Return a decorator that adds the options of a case, except strategy and ranks. trials: the default."""
     options = (
         click.option(
             "--shape",

@@ -1,4 +1,4 @@
-"""`observatory run`: its options, and the way from them over the plan and the measurement to the presented results."""
+"""`observatory run`: its options; plans, measures and presents a case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of `observatory run --dry-run`: each resolved case, and what each of its ranks would do and need."""
+"""Prints `observatory run --dry-run`: each resolved case, and what each of its ranks would do and need."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) 
         write(
             options.format_name,
             _page_on(cases, machine),
-            lambda: [_document_on(case, machine) for case in cases],
+            lambda: [{**_document(case), "on": fit_document(fit(case, machine))} for case in cases],
             ({"strategy": case.strategy} | figures(fit(case, machine)) for case in cases),
             ("strategy", *FIGURES),
             console,
@@ -77,7 +77,7 @@ def _page(plan: Plan, options: RunOptions) -> Iterator[Block]:
 
 
 def _page_on(cases: Sequence[Case], machine: PlannedMachine) -> Iterator[Block]:
-    """Yield what the cases would hold and take on a machine that is not here."""
+    """Yield the predicted memory and step of the cases on a remote machine."""
     yield machine_line(machine)
     for case in cases:
         yield ""
@@ -89,7 +89,7 @@ def _page_on(cases: Sequence[Case], machine: PlannedMachine) -> Iterator[Block]:
 
 
 def plan_lines(plan: Plan, options: RunOptions) -> list[str]:
-    """Return what would run, in a few lines per case."""
+    """Describe what would run, in a few lines per case."""
     lines = [line for case, _ in plan.cases for line in _case_lines(case)]
     for case, fault in plan.cases:
         if fault is not None:
@@ -111,7 +111,7 @@ def _case_lines(case: Case) -> Iterator[str]:
 
 
 def _ranks(case: Case) -> Iterator[dict[str, Any]]:
-    """Yield each rank's place in the mesh, the sequences of a step that it trains on, and the bytes that it holds."""
+    """Yield each rank's place in the mesh, its sequences in a step, and the bytes that it holds."""
     spec = case.spec()
     axes = spec.mesh(case)
     for rank in range(case.ranks):
@@ -129,9 +129,9 @@ def _ranks(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def _position(axes: dict[str, int], rank: int) -> str:
-    """Return the rank's coordinates in the mesh; the last axis runs fastest.
+    """Return the rank's coordinates in the mesh; the last axis varies fastest.
 
-    On axes data 2 and tensor 4, rank 5 is "data 1, tensor 1".
+    Example: on axes data 2 and tensor 4, rank 5 is "data 1, tensor 1".
     """
     place = []
     for name, size in reversed(axes.items()):
@@ -164,10 +164,6 @@ def _step_lines(case: Case) -> Iterator[str]:
             f"a step's {transfer.collective} over {transfer.axis}: {readable(transfer.payload_bytes, 'bytes')},"
             f" {plural(transfer.calls, 'call')}"
         )
-
-
-def _document_on(case: Case, machine: PlannedMachine) -> dict[str, object]:
-    return {**_document(case), "on": fit_document(fit(case, machine))}
 
 
 def _document(case: Case) -> dict[str, object]:

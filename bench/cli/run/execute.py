@@ -1,4 +1,4 @@
-"""What `observatory run` does with its plan: measures and stores the cases, and presents them."""
+"""Executes the plan of `observatory run`: measures and stores the cases, and presents the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workloads.cost_models.absent import Absent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What the run gave. predicted: steps by the cost model, by the run's id. verdict: of a convergence check."""
+    """The results of a run. predicted: steps by the cost model, by the run's id. verdict: of a convergence check."""
 
     runs: PersistedRuns
     predicted: Mapping[str, PredictedStep | Absent]
@@ -74,7 +74,7 @@ def execute(plan: Plan, options: RunOptions) -> Results:
 
 
 def present(plan: Plan, options: RunOptions, results: Results) -> None:
-    """Print the results in the requested format, and what went wrong to standard error."""
+    """Print the results in the requested format, and failures to standard error."""
     summaries = results.runs.summaries
     is_table = options.format_name == "table"
     with to_reader():
@@ -96,7 +96,7 @@ def present(plan: Plan, options: RunOptions, results: Results) -> None:
             for summary in summaries:
                 show_memory(summary)
         if options.with_timeline and summaries[-1].trials_done:
-            if is_table:  # JSON and CSV hold the run alone; `show --timeline` prints the timeline.
+            if is_table:  # JSON and CSV contain only the run; `show --timeline` prints the timeline.
                 click.echo()
             drawn = show_timeline(summaries[-1], "table" if is_table else None)
             options.tell(f"timeline: {drawn} opens in ui.perfetto.dev")

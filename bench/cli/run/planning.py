@@ -1,4 +1,4 @@
-"""Planning of `observatory run`: turns its options into checked cases before anything starts."""
+"""Plans `observatory run`: turns its options into checked cases before anything starts."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import Mistake
 from workloads.spec import StrategySpec
 
-# The options of the command, as its parameters are named in `bench.cli.run.command`.
+# The options of the command, named like the parameters in `bench.cli.run.command`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a command line has its case measured, and where the results go.
+    """How the command measures its case, and where the results go.
 
-    command_line: parameters of both dataclasses that are on the command line, each with its option as spelt there.
+    command_line: the option, as spelt by the user, of each parameter of both dataclasses on the command line.
     """
 
     command_line: Mapping[str, str]
@@ -93,24 +93,24 @@ TRAINING_OPTIONS = (
     *("save_every", "save_mode", "keep_checkpoint"),
     *("with_baseline", "baseline_run", "is_check", "mistakes", "with_timeline"),
 )
-"""Parameters of the command that a probe does not take."""
+"""Parameters of the command that a probe does not accept."""
 NOT_IN_CURVES = ("with_baseline", "baseline_run", "is_check", "mistakes", "with_timeline")
-"""Parameters refused with several numbers of ranks: on such a curve the first number is the baseline of the others."""
+"""Parameters to refuse with several numbers of ranks: on such a curve the first is the baseline of the others."""
 
 
-# The plan: all cases, checked.
+# The plan: all cases, checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be measured.
+    """A plan of what will be measured.
 
     cases: measured in turn, each with the fault to inject. is_curve: --ranks names several numbers of ranks.
     explicit_baseline: the run that --baseline names.
-    device_reason: why this device was chosen; None if the user named it. crowds: warnings of more processes than cores,
-    and of tensor axes that cross nodes; the model that nobody chose.
-    cluster: the cluster whose nodes were planned for; None for this machine.
-    machine: the machine of --on, which is not here; None without it.
+    device_reason: why this device was chosen; None if the user named it. crowds: the default model, and warnings about
+    more processes than cores and tensor axes that cross nodes.
+    cluster: the cluster of the planned nodes; None for this machine.
+    machine: the remote machine of --on; None without it.
     """
 
     cases: tuple[tuple[Case, Fault | None], ...]
@@ -148,7 +148,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         if machine is None
         else node_on(machine)
     )
-    measured: list[Case] = []
+    checked_cases: list[Case] = []
     crowds: list[str] = []
     for count in counts:
         try:
@@ -158,12 +158,12 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
             crowds += check_room(case, node, read_memory(node.gpus.gpus) if is_here else ())
         except Misuse as error:
             raise Misuse(f"--ranks {count}: {error}" if is_curve else str(error)) from None
-        measured.append(case)
-    case = measured[-1]
+        checked_cases.append(case)
+    case = checked_cases[-1]
 
-    # What goes with the case: faults, a baseline in turn with it, or the runs of a check in its place.
+    # In addition to the case: faults, and a baseline in turn with it; or a check's cases, which replace it.
     check_limit(options.limit_s)
-    cases = _with_faults(measured, options.fault_text)
+    cases = _with_faults(checked_cases, options.fault_text)
     if options.with_timeline:
         require_stages(case)
     if options.with_baseline is not None:
@@ -193,13 +193,13 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         check_baseline(case, explicit_baseline)
     if machine is None:
         check_place(options.runs_folder)
-    if options.is_dry and machine is None:  # Else the run opens it before anything starts.
+    if options.is_dry and machine is None:  # Otherwise the run opens it before anything starts.
         check_store(options.store_url)
     cluster = node.cluster
     nodes = nodes_to_ask(options.engine_name, options.nodes, (case for case, _ in cases))
     if (
         options.is_dry and machine is None and nodes != options.nodes
-    ):  # The cluster then reports what would be requested.
+    ):  # So that the cluster reports the nodes that would be requested.
         cluster = read_node(
             nodes, engine=options.engine_name, engine_file=options.engine_file, tell=lambda text: None
         ).cluster
@@ -221,29 +221,29 @@ NOT_ON_MACHINES = (
     *("engine_name", "engine_file", "nodes", "ranks_per_node", "baseline_run", "is_nightly", "fault_text", "mistakes"),
     *("is_check", "with_timeline"),
 )
-"""Parameters that --on leaves no meaning: they are about ranks that run, or say what the machine says."""
+"""Parameters without meaning under --on: they affect running ranks, or the machine determines them."""
 
 
 def _planned_machine(options: RunOptions) -> PlannedMachine | None:
     """Return the machine of --on; None without it.
 
     Raises:
-        Misuse: the machine is unknown, its file is wrong, or --on stands with what it cannot stand with.
+        Misuse: the machine is unknown, its file is wrong, or --on cannot be combined with another option.
     """
     if options.on is None:
         return None
     if not options.is_dry:
-        raise Misuse("--on plans for a machine that is not here, and nothing can run there; add --dry-run")
+        raise Misuse("--on plans for another machine, on which nothing can run; add --dry-run")
     if names := _options_on_command_line(options, NOT_ON_MACHINES):
         raise Misuse(
-            f"--on says which nodes there are, and nothing runs on them: {', '.join(f'--{name}' for name in names)}"
+            f"--on defines the nodes, and nothing runs on them, so {', '.join(f'--{name}' for name in names)}"
             " cannot be set with it; leave them out"
         )
     return read_machine(options.on)
 
 
 def _refuse_combinations(spec: StrategySpec, args: CaseArgs, options: RunOptions) -> None:
-    """Refuse options that cannot be given together, or not with this strategy."""
+    """Refuse options that cannot be combined with each other or with this strategy."""
     if spec.kind == "probe" and (names := _options_on_command_line(options, TRAINING_OPTIONS)):
         raise Misuse(
             f"{spec.name} is a probe and trains no model: {', '.join(f'--{name}' for name in names)} cannot be set;"
@@ -264,7 +264,7 @@ def _options_on_command_line(options: RunOptions, parameters: Sequence[str]) -> 
 
 
 def _with_faults(cases: Sequence[Case], text: str | None) -> list[tuple[Case, Fault | None]]:
-    """Pair each case with the fault to inject; on a curve, only the cases that have the faulty rank get it."""
+    """Pair each case with the fault to inject; on a curve, only cases with the faulty rank get it."""
     if text is None:
         return [(case, None) for case in cases]
     largest = max(cases, key=lambda case: case.ranks)

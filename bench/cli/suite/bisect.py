@@ -1,4 +1,4 @@
-"""`observatory suite bisect`: which commit made a case worse, by measuring commits in pairs."""
+"""`observatory suite bisect`: finds the commit that made a case worse, by measuring commits in pairs."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def bisect(
     count = len(commits) - 1
     say(f"{figure}: {plural(count, 'commit')} from {first[:7]} to {last[:7]} that may have changed it")
     if not count:
-        print_page([f"{figure}: the environment and no commit: none changes what is run"])
+        print_page([f"{figure}: the environment and no commit: none changes the code that runs"])
         return FINE
-    say(f"at most {most_measured(count)} are measured, each in {plural(pairs, 'pair')} with another one")
+    say(f"at most {most_measured(count)} are measured, each in {plural(pairs, 'pair')} with another commit")
     with open_session(
         runs=runs_folder,
         store_url=store_url,
@@ -146,7 +146,7 @@ def _commit(history: History, run: str | None, what: str, option: str) -> str:
     """Return the commit of a run.
 
     Raises:
-        Misuse: there is none, or its tree had changes.
+        Misuse: the commit is unknown, or the run's tree had changes.
     """
     machine = None if run is None else history.machine(run)
     if machine is None or machine.commit is None:

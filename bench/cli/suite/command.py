@@ -1,4 +1,4 @@
-"""`observatory suite`: cases declared in a file: planned, run, resumed, shown, their scaling; and the files' schema."""
+"""`observatory suite`: the group of commands for suites of cases, which are declared in a file."""
 
 from __future__ import annotations
 

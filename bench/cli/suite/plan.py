@@ -1,4 +1,4 @@
-"""`observatory suite plan` and `suite schema`: what a suite runs here, and the form of its file."""
+"""`observatory suite plan` and `suite schema`: show what a suite would run here, and the schema of suite files."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def plan(
 
     Also shows why some cases cannot run here, and warns if checkpoints do not fit on the disk of --runs. Durations come
     from the history. The command starts nothing and writes nothing; with --engine slurm, it asks Slurm what its nodes
-    have; with --on, it predicts what each case holds and takes on a machine that is not here. NAME is a shipped suite:
-    collectives, levers, nightly, scaling, single_node or smoke.
+    have; with --on, it predicts memory and step of each case on another machine. NAME is a shipped suite: collectives,
+    levers, nightly, scaling, single_node or smoke.
 
     \b
     Example:
@@ -93,7 +93,7 @@ def plan(
         of_ranks = ("engine_name", "nodes", "ranks_per_node", "engine_file")
         if any(source(name) is ParameterSource.COMMANDLINE for name in of_ranks):
             raise Misuse(
-                "--on says which nodes there are: --engine, --engine-file, --nodes and --ranks-per-node cannot be set"
+                "--on defines the nodes, so --engine, --engine-file, --nodes and --ranks-per-node cannot be set"
                 " with it; leave them out"
             )
         _print_plan_on(on, suite_name, settings, only, budget_s, format_name)
@@ -112,7 +112,7 @@ def _print_plan_on(
     budget_s: float | None,
     format_name: str,
 ) -> None:
-    """Print the plan on a machine that is not here, for which no history has times."""
+    """Print the plan on a remote machine, for which no history has times."""
     from bench.analysis.prediction.suite_report import print_plan_on
     from bench.machine.machines.machine_file import read_machine
     from bench.session.case_args import node_on
@@ -129,9 +129,9 @@ def _print_plan_on(
 def read_plan(
     suite_name: str, settings: Sequence[str], store_url: str | None, node: NodeResources, runs_folder: Path
 ) -> SuitePlan:
-    """Return the plan of a suite on such nodes, with estimates from the history where it can be read.
+    """Return the plan of a suite on such nodes, with estimates from the history if it can be read.
 
-    runs_folder: where checkpoints would be; disks of a cluster's nodes are not known here.
+    runs_folder: where checkpoints would be; the disks of a cluster's nodes are unknown.
 
     Raises:
         Misuse: the suite is unknown or wrong.

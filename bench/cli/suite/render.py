@@ -1,4 +1,4 @@
-"""`observatory suite render`: the manifest by which a cluster runs a suite."""
+"""`observatory suite render`: writes the manifests with which a cluster runs a suite."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def render(
         key_secret=key_secret,
     )
     pod = Capacity(whose="a pod", asks="", gpus=("GPU",) * job.gpus)
-    planned = plan_suite(suite, node_of(pod, nodes, ranks_per_node), "")  # Refuses what the first pod would.
+    planned = plan_suite(suite, node_of(pod, nodes, ranks_per_node), "")  # Refuses the same as the first pod would.
     of_pods = [
         planned_case
         for planned_case in planned.cases

@@ -1,4 +1,4 @@
-"""`observatory suite run`: measures the cases of a suite, or what an earlier suite run lacks."""
+"""`observatory suite run`: measures the cases of a suite, or the missing cases of an earlier suite run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bench.suite.run import SuiteEnd, SuiteRunner
 
 NEWEST = "the newest"
-"""In place of an id: --resume without one."""
+"""The value of --resume without an id."""
 
 
 @click.command(name="run")
@@ -157,7 +157,7 @@ def run(
         cases = [planned.case for planned in choice.cases if planned.case is not None]
         return nodes if is_dropping or is_gated else nodes_to_ask(engine_name, nodes, cases)
 
-    # What is wrong with the request is reported before anything is written.
+    # Errors in the request are reported before anything is written.
     resumed_ledger: LedgerWriter | None = None
     state = SuiteState()
     if resumed is not None or repeat_failed:
@@ -184,7 +184,7 @@ def run(
             print_page(["nothing was started, and nothing written"])
         return FINE
 
-    is_drawn = False if verbose else None  # What is drawn in place would hide the lines of --verbose.
+    is_drawn = False if verbose else None  # Bars would hide the lines of --verbose.
     progress = SuiteProgress(suite.name, is_drawn=is_drawn, is_long=verbose, is_quiet=quiet)
     request = NodeRequest(nodes=nodes_for(choice), file=engine_file, tell=progress.tell)
     if request.nodes < nodes:
@@ -232,7 +232,7 @@ def run(
         result, not_judged = read_result(folder), None
         print_suite(result, format_name)
         if is_gated and not end.is_interrupted:
-            lines, not_judged = _judged(suite.name, session.store)
+            lines, not_judged = _judge(suite.name, session.store)
             for line in lines:
                 progress.tell(line)
     for failure in (end.failure, *end.reruns.failed, end.reruns.failure, not_judged):
@@ -248,7 +248,7 @@ def run(
 
 
 def _pair_trees(runner: SuiteRunner, left_s: float | None, *, repository: Path | None) -> bool:
-    """Measure pairs of source trees for what the gate finds likely; return whether a person interrupted it."""
+    """Measure pairs of source trees for likely changes of the gate; return whether a person interrupted it."""
     from bench.suite.tree_pairs import TreePairs
 
     return TreePairs(
@@ -262,10 +262,10 @@ def _pair_trees(runner: SuiteRunner, left_s: float | None, *, repository: Path |
     ).run(left_s)
 
 
-def _judged(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
-    """Judge the night; return the gate's line and how to see more, or why an earlier night prevents it.
+def _judge(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
+    """Judge the night; return the gate's lines and how to see more, or why an earlier night prevents it.
 
-    Without a store nothing is judged.
+    Without a store, nothing is judged.
     """
     from bench.gate.check import MOST_RUNS, check_suite
     from bench.gate.report import exit_words
@@ -278,7 +278,7 @@ def _judged(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
     except InfrastructureFailed as error:
         store.failed(error)
         return [], None
-    except Misuse as error:  # This night is stored all the same.
+    except Misuse as error:  # This night is stored anyway.
         return [], f"the night is not judged: {error}"
     return [*exit_words([check]), f"`observatory check --suite {suite}` shows more"], None
 
@@ -303,7 +303,7 @@ def places_given(runs_folder: Path, store_url: str | None) -> list[str]:
 def _next_moves(words: Sequence[str], result: SuiteResult, missing: int) -> list[str]:
     """Return the commands that resume the suite run, if something is missing or failed.
 
-    words: of the command line that began it. missing: the number of cases that a resumed run would measure.
+    words: the command line that began it. missing: the number of cases that a resumed run would measure.
     """
     from bench.errors import plural
 
@@ -315,10 +315,10 @@ def _next_moves(words: Sequence[str], result: SuiteResult, missing: int) -> list
 
 
 def exit_code(end: SuiteEnd, result: SuiteResult, *, is_store_gone: bool, is_judged: bool = True) -> int:
-    """Return the exit code: interrupted before infrastructure before a case that failed or could not run.
+    """Return the exit code; an interruption precedes infrastructure, which precedes failed and skipped cases.
 
-    A suspicion that is not measured again for another reason than the budget counts as a failed case: the night has no
-    verdict on it.
+    A suspected change that was not measured again, other than for lack of budget, counts as a failed case: the night
+    has no verdict on it.
     """
     from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 

@@ -1,4 +1,4 @@
-"""`observatory suite scaling`: how a suite's strategies scale, where the ceiling lies, and what is lost on the way."""
+"""`observatory suite scaling`: shows how a suite's strategies scale, their ceilings, and where time is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
     from bench.analysis.scaling.curves import curves_of, not_measured
     from bench.analysis.scaling.report import print_scaling
 
-    result = whole(_chosen(name, suite_runs(runs_folder, store_url)), store_url)
+    result = whole(_choose(name, suite_runs(runs_folder, store_url)), store_url)
     curves = curves_of(result.cases)
     if not curves:
         failed = not_measured(result.cases)
@@ -43,17 +43,15 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
             if failed
             else 'give a case ranks = [1, 2, 4] and scaling = "weak" or "strong"'
         )
-        raise Misuse(
-            f"suite run {result.id} has no scaling curve: no two cases that were measured differ in ranks only; {why}"
-        )
+        raise Misuse(f"suite run {result.id} has no scaling curve: no two measured cases differ only in ranks; {why}")
     print_scaling(result.id, curves, format_name)
 
 
-def _chosen(name: str | None, results: list[SuiteResult]) -> SuiteResult:
-    """Return the newest suite run, the newest of the named suite, or the one whose id begins so.
+def _choose(name: str | None, results: list[SuiteResult]) -> SuiteResult:
+    """Return the newest suite run, the newest of the named suite, or the one whose id has this prefix.
 
     Raises:
-        Misuse: there is none, or several ids begin so.
+        Misuse: there is none, or several ids have this prefix.
     """
     if not results:
         raise Misuse("no suite has run yet; `observatory suite run scaling` runs one")

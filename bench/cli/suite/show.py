@@ -1,4 +1,4 @@
-"""`observatory suite show`: suite runs, and how they ended."""
+"""`observatory suite show`: lists suite runs and how they ended, or shows one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def show(
         if not wanted:
             result = find_suite_run(name, results)
             if click.get_current_context().get_parameter_source("count") is ParameterSource.COMMANDLINE:
-                raise Misuse(f"only a list of suite runs takes --limit, and {result.id} is one; leave it out")
+                raise Misuse(f"--limit is for a list of suite runs, and {result.id} is a single one; leave it out")
             print_suite(whole(result, store_url), format_name)
             return
     if not wanted:
@@ -55,10 +55,10 @@ def show(
 
 
 def find_suite_run(name: str, results: list[SuiteResult]) -> SuiteResult:
-    """Return the suite run of this id, or whose id begins so.
+    """Return the suite run with this id or prefix.
 
     Raises:
-        Misuse: there is none, or several ids begin so.
+        Misuse: there is none, or several ids have this prefix.
     """
     matches = [result for result in results if result.id == name]
     matches = matches or [result for result in results if result.id.startswith(name)]
@@ -70,7 +70,7 @@ def find_suite_run(name: str, results: list[SuiteResult]) -> SuiteResult:
 
 
 def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> list[SuiteResult]:
-    """Return the suite runs of the folder and of the history, newest first, without what their cases measured."""
+    """Return the suite runs of the folder and of the history, newest first, without the cases' measurements."""
     from bench.store.history import History, NoStoreYet
     from bench.suite.folder import suite_run_folders
     from bench.suite.results import read_result, result_of_record
@@ -79,7 +79,7 @@ def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool =
     for folder in suite_run_folders(runs_folder, of_all_users=of_all_users):
         try:
             results[folder.name] = read_result(folder, has_summaries=False)
-        except Misuse as error:  # One that cannot be read must not keep people from the others.
+        except Misuse as error:  # An unreadable suite run must not hide the others.
             say(str(error))
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
         for record in history.suite_runs(limit=1_000_000):
@@ -89,7 +89,7 @@ def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool =
 
 
 def whole(result: SuiteResult, store_url: str | None) -> SuiteResult:
-    """Return the suite run with what its cases measured: by their folders, else as far as the history tells."""
+    """Return the suite run with its cases' measurements, from their folders or else from the history."""
     from bench.store.history import History, NoStoreYet
     from bench.suite.results import read_result, result_of_record, with_summaries
 

@@ -1,4 +1,4 @@
-"""Prints a run of nccl-tests in its own units, with a run of ours beside it at the sizes that both measured."""
+"""Prints a run of nccl-tests in its own units, alongside a run of ours at the sizes that both measured."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ REDUCTION = "sum"
 def print_comparison(
     imported: Imported, summary: Summary | None, format_name: str = "table", console: Console | None = None
 ) -> None:
-    """Print each size that nccl-tests measured, and our run's time for it; JSON and CSV are in base units.
+    """Print each size that nccl-tests measured with our run's time for it; JSON and CSV are in base units.
 
-    The ratio is our time over that of nccl-tests, in the placement that torch runs.
+    The ratio is our time divided by that of nccl-tests, in the placement that torch uses.
     """
     rows = [_fields(imported, row, summary) for row in imported.rows]
     write(
@@ -59,7 +59,7 @@ def print_comparison(
 
 
 def _fields(imported: Imported, row: Row, summary: Summary | None) -> dict[str, Any]:
-    """Return a size's figures by column: nccl-tests' in both placements, and ours where our run measured the size."""
+    """Return a size's figures by column: nccl-tests' in both placements, and ours if our run measured the size."""
     fields: dict[str, Any] = {
         **dict.fromkeys(COLUMNS),
         "collective": imported.collective,
@@ -127,7 +127,7 @@ def _kind(row: Row) -> str:
 
 
 def _below(imported: Imported, summary: Summary | None) -> Iterator[str]:
-    """Yield the lines that say who measured what, how the two differ, and what is left out."""
+    """Yield lines on what each of the two measured, how they differ, and what is left out."""
     version = "unknown" if imported.nccl_version is None else imported.nccl_version
     kinds = dict.fromkeys(_kind(row) for row in imported.rows)
     devices = ", ".join(imported.devices) or "unnamed devices"
@@ -167,7 +167,7 @@ def _below(imported: Imported, summary: Summary | None) -> Iterator[str]:
 
 
 def _differences(imported: Imported, summary: Summary | None) -> Iterator[str]:
-    """Yield what keeps the two from being the same measurement."""
+    """Yield the differences between the two measurements."""
     if summary is None:
         return
     case = summary.case
@@ -179,7 +179,7 @@ def _differences(imported: Imported, summary: Summary | None) -> Iterator[str]:
         yield f"reduction: {', '.join(imported.reductions)} of nccl-tests, {REDUCTION} of ours"
     if case.backend != "nccl" and imported.nccl_version is not None:
         yield f"backend: nccl of nccl-tests, {case.backend} of ours"
-    # Names of our devices without their numbers: NAME of "8 x NAME".
+    # Names of our devices without their number: NAME from "8 x NAME".
     ours = {part.partition(" x ")[2] or part for part in summary.hardware.split(", ")}
     is_same = bool(imported.devices) and set(imported.devices) <= ours
     if not is_same and summary.hardware not in imported.devices:

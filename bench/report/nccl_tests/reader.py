@@ -1,4 +1,4 @@
-"""Reads what nccl-tests wrote: the JSON of `all_reduce_perf -J FILE` and its siblings.
+"""Reads the JSON of nccl-tests: `all_reduce_perf -J FILE` and its siblings.
 
 Source: nccl-tests, src/util.cu and src/common.cu, with JSON_FILE_VERSION 1 to 3.
 """
@@ -21,7 +21,7 @@ from bench.store.files import read_small
 from workloads.cost_models.terms import Collective
 from workloads.spec import Precision
 
-# Names of nccl-tests, and ours for the same things.
+# Names in nccl-tests, and our names for the same things
 
 COLLECTIVES: Mapping[str, Collective] = {
     "all_gather": "all_gather",
@@ -37,13 +37,13 @@ COLLECTIVES: Mapping[str, Collective] = {
 """Our collective, by nccl-tests' program without its `_perf`."""
 
 DTYPES: Mapping[str, Precision] = {"float": "fp32", "half": "fp16", "bfloat16": "bf16"}
-"""Our precision, by nccl-tests' type. Types that we do not have keep their name."""
+"""Our precision, by nccl-tests' type. Other types keep their name."""
 
 ALGORITHM = "--algorithm="
-"""Beginning of the argument that names the algorithm in a file of ours; nccl-tests has none like it."""
+"""Prefix of the argument that names the algorithm in our files; nccl-tests has no such argument."""
 
 
-# The JSON as nccl-tests writes it: the keys that are read, and the values that they may have.
+# The JSON of nccl-tests: the keys that are read, and their allowed values
 
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Some = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -51,13 +51,13 @@ _Figure = Annotated[float, Meta(ge=0)]
 
 
 class WrittenVersion(msgspec.Struct, frozen=True):
-    """The version of the form, which every version has."""
+    """The version of the format, which every version contains."""
 
     version: Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class WrittenDevice(msgspec.Struct, frozen=True):
-    """A GPU that ranks of a process run on."""
+    """A GPU that runs ranks of a process."""
 
     group: int = 0
     hostname: str | None = None
@@ -73,7 +73,7 @@ class WrittenConfig(msgspec.Struct, frozen=True):
 
 
 class WrittenPlacement(msgspec.Struct, frozen=True):
-    """What was measured in place or out of place; bandwidths in GB/s, times in microseconds."""
+    """Measurements in place or out of place; bandwidths in GB/s, times in microseconds."""
 
     alg_bw: _Figure
     bus_bw: _Figure
@@ -83,7 +83,7 @@ class WrittenPlacement(msgspec.Struct, frozen=True):
 
 
 class WrittenRow(msgspec.Struct, frozen=True):
-    """One size. Its placements are decoded late: a row of 0 bytes, which is left out, may hold "nan" there."""
+    """One size. Its placements are decoded later: a row of 0 bytes, which is left out, may have "nan" there."""
 
     size: _Count
     type: str
@@ -93,7 +93,7 @@ class WrittenRow(msgspec.Struct, frozen=True):
 
 
 class WrittenCheck(msgspec.Struct, frozen=True):
-    """How many checks found wrong elements."""
+    """The number of checks that found wrong elements."""
 
     count: _Count = 0
 
@@ -111,15 +111,15 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 KNOWN_FORMS = (1, 2, 3)
-"""Versions of the form that are read; each only adds keys to the one before."""
+"""Supported versions of the format; each only adds keys to the previous one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What was measured in place, with the result over the input, or out of place.
+    """Measurements in place, where the result overwrites the input, or out of place.
 
-    elapsed_s: of one call; by default the mean over ranks, which an option of nccl-tests changes.
-    wrong_count: wrong elements; None where nccl-tests did not check.
+    elapsed_s: of one call; the mean over ranks, unless an option of nccl-tests changed that.
+    wrong_count: wrong elements; None if nccl-tests did not check.
     """
 
     elapsed_s: float
@@ -130,7 +130,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One size. dtype: our name where we have one, else nccl-tests'. reduction: None where nothing is reduced."""
+    """One size. dtype: our name if we have one, else nccl-tests'. reduction: None if nothing is reduced."""
 
     size_bytes: int
     dtype: str
@@ -143,11 +143,10 @@ class Row:
 class Imported:
     """One run of nccl-tests.
 
-    form: version of the JSON's form; the file does not state that of nccl-tests itself.
-    collective: our name where we have one, else nccl-tests'.
-    ranks: of one communicator.
-    hosts, devices: each once; nccl-tests names only the first GPU of each of its processes.
-    notes: what is left out, and why; and what the file says against itself.
+    form: version of the JSON's format; the file does not contain that of nccl-tests itself.
+    collective: our name if we have one, else nccl-tests'.
+    ranks: of one communicator. hosts, devices: without repetition; nccl-tests names only the first GPU of each process.
+    notes: what is left out and why, and doubts about the figures.
     """
 
     source: str
@@ -162,20 +161,20 @@ class Imported:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The types of the rows, each once."""
+        """The types of the rows, without repetition."""
         return tuple(dict.fromkeys(row.dtype for row in self.rows))
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        """How the rows reduce, each once; empty where nothing is reduced."""
+        """The reductions of the rows, without repetition; empty if nothing is reduced."""
         return _once([row.reduction for row in self.rows])
 
 
 def read(path: Path) -> Imported:
-    """Read the run that the file holds.
+    """Read the run in this file.
 
     Raises:
-        Misuse: the file cannot be read, or is none of nccl-tests.
+        Misuse: the file cannot be read or is not from nccl-tests.
     """
     try:
         data = read_small(path)
@@ -185,10 +184,11 @@ def read(path: Path) -> Imported:
 
 
 def decode(data: bytes, source: str) -> Imported:
-    """Decode the run that the JSON holds. source: its place, for messages.
+    """Decode the run in this JSON. source: its place, for messages.
 
     Raises:
-        Misuse: it is truncated, no JSON, of an unknown form, of another program, or holds no figure of a right result.
+        Misuse: the text is truncated, not JSON, of an unknown version or from another program, or has no figure of a
+            correct result.
     """
     try:
         form = msgspec.json.decode(data, type=WrittenVersion).version
@@ -208,7 +208,7 @@ def decode(data: bytes, source: str) -> Imported:
 def _why_no_json(data: bytes, source: str, error: Exception) -> str:
     if not data.strip():
         return f"{source}: is empty; nccl-tests writes the file's end when it ends, so let it run through"
-    place = re.search(r"invalid number \(byte (\d+)\)", str(error))  # A number cut behind its point or sign.
+    place = re.search(r"invalid number \(byte (\d+)\)", str(error))  # A number cut after its point or sign.
     if "truncated" in str(error) or (place is not None and int(place[1]) >= len(data)):
         return (
             f"{source}: is truncated: it ends at byte {len(data)}, within the document; was nccl-tests ended, or the"
@@ -221,9 +221,9 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
     notes: Counter[str] = Counter()
     rows = [row for each in file.results if (row := _row(each, source, notes)) is not None]
     if not rows:
-        reasons = "; ".join(_counted(notes)) or "its list is empty"
+        reasons = "; ".join(_row_counts(notes)) or "its list is empty"
         raise Misuse(f'{source}: "results" holds no figure: {reasons}; run nccl-tests on larger sizes')
-    # Nothing speaks against a right result; an unchecked one is right where no check found an error.
+    # An unchecked result counts as correct if no other check found an error.
     wrong_checks = file.out_of_bounds.count if file.out_of_bounds is not None else 0
     placements = [each for row in rows for each in (row.out_of_place, row.in_place) if each is not None]
     if all(wrong_checks if each.wrong_count is None else each.wrong_count for each in placements):
@@ -241,12 +241,12 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
         hosts=_once([device.hostname for device in devices]),
         devices=_once([device.device_info for device in devices]),
         rows=tuple(rows),
-        notes=(*_counted(notes), *_doubts(file, wrong_checks)),
+        notes=(*_row_counts(notes), *_doubts(file, wrong_checks)),
     )
 
 
 def _doubts(file: WrittenFile, wrong_checks: int) -> Iterator[str]:
-    """Yield what speaks against the file's figures, or against taking them for the library's."""
+    """Yield reasons to doubt the file's figures, or that they are the library's."""
     if wrong_checks:
         yield f"OUT OF BOUNDS: {wrong_checks} of its checks found wrong elements"
     yield from (f"NCCL's last error was {_short(error)}" for error in file.errors if error.strip())
@@ -254,11 +254,11 @@ def _doubts(file: WrittenFile, wrong_checks: int) -> Iterator[str]:
         yield "nccl-tests failed, so larger sizes may be missing"
     for argument in file.args[1:]:
         if argument.startswith(ALGORITHM):
-            yield f"it is of the algorithm {argument.removeprefix(ALGORITHM)}, not of the library's own"
+            yield f"it used the algorithm {argument.removeprefix(ALGORITHM)}, not the library's own"
 
 
 def _row(row: WrittenRow, source: str, notes: Counter[str]) -> Row | None:
-    """Return the row; where it holds no figure, note the reason and return None."""
+    """Return the row; if it has no figure, count the reason in `notes` and return None."""
     if row.size == 0:
         notes["of 0 bytes: fewer elements than ranks"] += 1
         return None
@@ -301,7 +301,7 @@ def _placement(raw: msgspec.Raw, place: str) -> Placement | None:
 
 
 def _collective(program: str, source: str) -> str:
-    """Return the collective by its program's name, such as `build/all_reduce_perf` or `all_reduce_perf_mpi`."""
+    """Return the collective by its program's name, for example `build/all_reduce_perf` or `all_reduce_perf_mpi`."""
     match = re.match(r"(\w+?)_perf", PurePath(program).name)
     if match is None:
         raise Misuse(
@@ -322,7 +322,7 @@ def _version_text(code: int | None) -> str | None:
     return f"{major}.{minor}.{code % 100}"
 
 
-def _counted(notes: Counter[str]) -> list[str]:
+def _row_counts(notes: Counter[str]) -> list[str]:
     return [f"{count} row{'s' if count > 1 else ''} {reason}" for reason, count in notes.items()]
 
 

@@ -1,7 +1,7 @@
-"""Writes a run's collectives as JSON of nccl-tests, so that whoever reads its files reads ours.
+"""Writes a run's collectives as JSON of nccl-tests, for programs that read its files.
 
 nccl-tests measures one collective per run and writes one file. So there is one document for each collective and
-algorithm of our run, in the form's first version, which all later ones only add to.
+algorithm of our run, in the format's first version, to which later versions only add keys.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from workloads.cost_models.communication import IN_PLACE, UNDIVIDED, bus_factor
 from workloads.cost_models.terms import Collective
 from workloads.spec import ELEMENT_BYTES
 
-# Finding our run to stand beside one of nccl-tests.
+# Finding our run to compare with one of nccl-tests
 
 
 def require_collectives(summary: Summary) -> None:
     """Check that the run measured a collective.
 
     Raises:
-        Misuse: it measured none.
+        Misuse: the run measured none.
     """
     if not of_metric(summary.estimates, metrics.RUN_COLLECTIVE_SECONDS):
         raise Misuse(
-            f"run {summary.run} is of {summary.case.strategy} and measured no collective;"
-            " `observatory run collectives` does"
+            f"run {summary.run} measured {summary.case.strategy}, not a collective; `observatory run collectives`"
+            " measures one"
         )
 
 
 def most_like(imported: Imported, newest_first: Iterable[Summary]) -> Summary | None:
-    """Return our most similar run that ended well, with the same collective on as many ranks; None where there is none.
+    """Return our most similar successful run of the same collective on equally many ranks; None if there is none.
 
-    A run that shares a size and its type comes first, then one that shares a size, then any other; among equals the
+    A run that shares a size and its type is preferred, then one that shares a size, then any other; among equals, the
     newest.
     """
     wanted = {row.size_bytes for row in imported.rows}
@@ -53,7 +53,7 @@ def most_like(imported: Imported, newest_first: Iterable[Summary]) -> Summary | 
     for summary in newest_first:
         if summary.outcome != "done" or summary.case.ranks != imported.ranks:
             continue
-        # The sizes of this collective that the run measured with the library's algorithm.
+        # The sizes at which the run measured this collective with the library's algorithm.
         times = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_SECONDS)
         sizes = {int(labels[2]) for labels in times if labels[:2] == (imported.collective, LIBRARY)}
         if not sizes:
@@ -64,7 +64,7 @@ def most_like(imported: Imported, newest_first: Iterable[Summary]) -> Summary | 
     return best
 
 
-# Writing the documents.
+# Writing the documents
 
 FORM = 1
 _PROGRAMS: Mapping[str, str] = {ours: theirs for theirs, ours in COLLECTIVES.items()}
@@ -76,13 +76,13 @@ _ROOTED = ("broadcast", "gather", "reduce", "scatter")
 def encode(summary: Summary, machine: Machine | None = None) -> dict[str, bytes]:
     """Return each collective of the run as one JSON document, by the name of its file.
 
-    Times and bandwidths are medians over trials. Results of `IN_PLACE` collectives are in place and the others' out of
-    place; the placement that torch does not run is null, as in nccl-tests where it skips one. `nwrong` is 0 and
-    `validation` 1: a probe checks one more call of each size, and fails where an element is wrong. On one rank the bus
-    bandwidth is the formula's, as in nccl-tests: 0 where its factor is 0. The step between sizes is left out where it
-    is neither one factor nor one difference. Process numbers and PCI addresses are unknown and null, as is a CPU's
-    index. A textbook algorithm is named in the arguments, which otherwise hold the program alone.
-    machine: what the run ran on, for names of hosts and GPUs; without it they are null.
+    Times and bandwidths are medians over trials. Results of `IN_PLACE` collectives are in place, those of others out of
+    place; the placement that torch does not use is null, as in nccl-tests if it skips one. `nwrong` is 0 and
+    `validation` 1: a probe checks one more call of each size, and fails if an element is wrong. On one rank the bus
+    bandwidth is that of the formula, as in nccl-tests: 0 if its factor is 0. The step between sizes is left out if it
+    is neither a constant factor nor a constant difference. Process numbers, PCI addresses and a CPU's index are null,
+    because they are unknown. The arguments are the program and, for a textbook algorithm, its name.
+    machine: where the run ran, for names of hosts and GPUs; None to make them null.
 
     Raises:
         Misuse: the run measured no collective.
@@ -98,11 +98,11 @@ def encode(summary: Summary, machine: Machine | None = None) -> dict[str, bytes]
 
 
 def _document(summary: Summary, machine: Machine | None, collective: str, algorithm: str) -> dict[str, Any]:
-    """Return the keys of nccl-tests in its order, with its habits: words for truth values, a padded root."""
+    """Return the keys of nccl-tests in its order and style: words for truth values, a padded root."""
     rows = _rows(summary, collective, algorithm)
     sizes = [row["size"] for row in rows]
     placed = "in_place" if collective in IN_PLACE else "out_of_place"
-    # NCCL's version as one number, as its NCCL_VERSION makes it since 2.9; none where no NCCL ran.
+    # NCCL's version as one number, like NCCL_VERSION since 2.9; None if NCCL did not run.
     version_code = None
     if machine is not None and machine.nccl_version is not None and summary.case.backend == "nccl":
         major, minor, patch = (int(part) for part in machine.nccl_version.split(".")[:3])
@@ -178,7 +178,7 @@ def _rows(summary: Summary, collective: str, algorithm: str) -> list[dict[str, A
 
 
 def _step(sizes: Sequence[int]) -> Mapping[str, int]:
-    """Return the one factor or difference between all neighbours: 2 for 4, 8, 16, and 4 for 4, 8, 12; else nothing."""
+    """Return the constant factor or difference between neighbours: 2 for 4, 8, 16, and 4 for 4, 8, 12; else nothing."""
     pairs = list(pairwise(sizes))
     factors = {larger // smaller for smaller, larger in pairs}
     differences = {larger - smaller for smaller, larger in pairs}

@@ -1,4 +1,4 @@
-"""Prints a pipeline: its bubble and the bubble's parts, what its stages take and hold, and one timed step drawn."""
+"""Prints a pipeline: its bubble and the bubble's parts, time and memory of stages, and a drawing of a timed step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workloads.cost_models.schedules import ActionKind
 
 
 def pipeline_blocks(summary: Summary) -> Iterator[Block]:
-    """Yield what is known of the run's pipeline; nothing for a run without one."""
+    """Yield the figures of the run's pipeline; nothing for a run without one."""
     estimates = summary.estimates
     accounts, parts = by_labels(estimates, RUN_BUBBLE_RATIO), by_labels(estimates, RUN_BUBBLE_PART_RATIO)
     shares = {
@@ -63,7 +63,7 @@ def pipeline_blocks(summary: Summary) -> Iterator[Block]:
 
 
 def _with_predicted(estimates: Mapping[tuple[str, ...], Estimate], stage: str, show: Callable[[Estimate], str]) -> str:
-    """Return what was measured, and behind it what the cost model predicts."""
+    """Return the measured value, followed by the predicted one."""
     measured, predicted = estimates.get((stage, "measured")), estimates.get((stage, "expected"))
     words = [] if measured is None else [show(measured)]
     if predicted is not None:
@@ -71,11 +71,11 @@ def _with_predicted(estimates: Mapping[tuple[str, ...], Estimate], stage: str, s
     return ", ".join(words) or "-"
 
 
-# The timeline: one timed step on a terminal, a row for each rank, a box for each action.
+# The timeline: a timed step on a terminal, with a row for each rank and a box for each action
 
 
 class _Look(NamedTuple):
-    """How a kind of action is drawn: its letter, what fills the rest of its box, its colours, its name."""
+    """How a kind of action is drawn: its letter, the filling of its box, its colours, its name."""
 
     letter: str
     filling: str
@@ -95,12 +95,12 @@ _COLUMNS = ("trial", "step", "rank", "stage", "action", "microbatch", "start_ns"
 
 
 def show_timeline(summary: Summary, format_name: str | None, console: Console | None = None) -> Path:
-    """Show what the run's stages computed in the timed steps, write these as a trace, and return its file.
+    """Show the timed steps of the run's stages, write them as a trace, and return its file.
 
-    format_name: a table draws a typical step, JSON and CSV hold all steps; None shows nothing.
+    format_name: a table draws a typical step; JSON and CSV contain all steps; None shows nothing.
 
     Raises:
-        Misuse: the run has no stages, or no step of theirs was timed.
+        Misuse: the run has no stages, or none of its steps was timed.
         InfrastructureFailed: the run's folder cannot be written.
     """
     require_stages(summary.case)
@@ -119,9 +119,9 @@ def show_timeline(summary: Summary, format_name: str | None, console: Console | 
 
 
 def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Console) -> None:
-    """Draw the step over the console's width, and print what the drawing means.
+    """Draw the step over the console's width, and print a legend.
 
-    groups: the ranks of each pipeline, in its order.
+    groups: the ranks of each pipeline, in order.
     """
     ranks = sorted(rank for group in groups for rank in group)
     titles = [f"rank {rank:>{len(str(ranks[-1]))}} |" for rank in ranks]
@@ -135,9 +135,9 @@ def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Co
         drawn = 0  # Columns drawn so far.
         for work in sorted((work for work in step.works if work.rank == rank), key=lambda work: work.start_ns):
             start, end = (round((ns - begins_ns) * columns / span_ns) for ns in (work.start_ns, work.end_ns))
-            narrow += start == end  # Rounded to no column, the action is counted and not drawn.
+            narrow += start == end  # Too narrow for a column: counted, not drawn.
             row.append(" " * (start - drawn))
-            # Letter and microbatch; without room the letter alone, as half a number would be another.
+            # Letter and microbatch; without room only the letter, because half a number would be another number.
             look = _LOOKS[work.action.kind]
             name = f"{look.letter}{work.action.microbatch}{letters.get((rank, work.action.stage), '')}"
             shown = name if len(name) <= end - start else look.letter
@@ -166,7 +166,7 @@ def _rows(steps: Sequence[TimedStep]) -> list[dict[str, object]]:
 
 
 def _stage_letters(step: TimedStep) -> dict[tuple[int, int], str]:
-    """Return a letter for each stage of each rank, in the order of the model; none where no rank has several."""
+    """Return a letter for each stage of each rank, in the order of the model; empty if no rank has several stages."""
     places = sorted({(work.rank, work.action.stage) for work in step.works})
     if max(Counter(rank for rank, _ in places).values()) == 1:
         return {}

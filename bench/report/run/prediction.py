@@ -1,4 +1,4 @@
-"""The table of a run's stored prediction: each part predicted before the first trial, measured, and how far off."""
+"""The table of a run's stored prediction: each part as predicted before the first trial, as measured, and the error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.store.summary import Summary
 
 
 def prediction_blocks(summary: Summary) -> Iterator[Block]:
-    """Yield the table and why parts are absent; nothing of a run without a stored prediction."""
+    """Yield the table and why parts are absent; nothing for a run without a stored prediction."""
     parts = errors_of(summary)
     if not parts:
         return
@@ -39,7 +39,7 @@ def _amount(part: PartError, value: float | None) -> str:
 
 
 def _error(part: PartError) -> str:
-    """Return the error in percent; of parts of a step, of the step."""
+    """Return the error in percent; for parts of a step, in percent of the step."""
     if part.error is None:
         return "-"
     of_step = " of the step" if part.unit == "seconds" and part.name != "step" else ""

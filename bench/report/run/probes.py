@@ -1,4 +1,4 @@
-"""What a probe measured as tables; collectives in nccl-tests' own units, microseconds and GB/s."""
+"""Tables of a probe's measurements; collectives are in nccl-tests' units, microseconds and GB/s."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _MICROSECOND, _GIGABYTE = 1e-6, 1e9
 
 
 def probe_blocks(summary: Summary, *, most_rows: int | None = None) -> Iterator[Block]:
-    """Yield what the run's probe measured, alongside what the cost models predict, and what its columns mean.
+    """Yield the measurements of the run's probe, the predictions of the cost models, and the meaning of the columns.
 
-    most_rows: of a table; a longer one is thinned to some sizes of each thing, see `thinned`.
+    most_rows: limit of a table's rows; a longer table is thinned, see `thinned`.
     """
     times = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_SECONDS)
     rates = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
-    # The textbook algorithms that were measured, in the order of `ALGORITHMS`.
+    # The measured textbook algorithms, in the order of `ALGORITHMS`.
     textbook = [algorithm for algorithm in ALGORITHMS if any(name == algorithm for _, name, _ in times)]
     notes = [*(COUNTS if textbook else ()), *([ONE_RANK] if summary.case.ranks == 1 and times.keys() - rates else [])]
     growth = [(name, ORDERS[name].steps, ORDERS[name].peak_node, ORDERS[name].total) for name in textbook]
@@ -73,9 +73,9 @@ def probe_blocks(summary: Summary, *, most_rows: int | None = None) -> Iterator[
 
 
 def thinned(table: Table, most_rows: int) -> Table:
-    """Return the table itself where it is short; else as many rows as fit of each name in its first column.
+    """Thin a long table to equally many rows for each name in its first column.
 
-    They lie evenly between the name's first and last row; where there is room for only one, it is the last.
+    They are spaced evenly from the name's first row to its last; if there is room for only one row, it is the last.
     """
     if len(table.rows) <= most_rows:
         return table
@@ -85,7 +85,7 @@ def thinned(table: Table, most_rows: int) -> Table:
     each = max(1, most_rows // len(rows_of))
     chosen: list[Sequence[str | Text]] = []
     for rows in rows_of.values():
-        # Of 7 rows and room for 3: rows 0, 3 and 6.
+        # Example: 7 rows with room for 3 give rows 0, 3 and 6.
         last = len(rows) - 1
         places = [last] if each == 1 else [round(number * last / (each - 1)) for number in range(each)]
         chosen += rows if len(rows) <= each else [rows[place] for place in places]
@@ -93,7 +93,7 @@ def thinned(table: Table, most_rows: int) -> Table:
 
 
 def _collectives(summary: Summary, times: Mapping[Labels, Estimate], *, is_textbook: bool) -> Table:
-    """Return collectives by size: the library's own, or where textbook algorithms were measured, all with counts."""
+    """Return collectives by size: the library's own, or all algorithms with counts if textbook ones were measured."""
     predicted = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_EXPECTED_SECONDS)
     algorithm_rates = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
     bus_rates = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
@@ -101,13 +101,13 @@ def _collectives(summary: Summary, times: Mapping[Labels, Estimate], *, is_textb
     peaks = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_PEAK_BYTES)
     totals = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_TOTAL_BYTES)
     with_host = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
-    # What NCCL chose, by collective and size.
+    # NCCL's choices, by collective and size.
     choices: dict[Labels, list[str]] = defaultdict(list)
     for collective, size, chosen, protocol in by_labels(summary.estimates, metrics.RUN_COLLECTIVE_CHOICE):
         choices[collective, size].append(f"{chosen} {protocol}")
 
     def total_rate(labels: Labels) -> str:
-        """Return the bytes that all ranks sent, over the time; its interval is the time's."""
+        """Return the bytes that all ranks sent divided by the time; the interval comes from the time."""
         total, time = totals.get((*labels, "counted")), times[labels]
         if total is None:
             return "-"
@@ -124,9 +124,9 @@ def _collectives(summary: Summary, times: Mapping[Labels, Estimate], *, is_textb
         columns["algbw (GB/s)"] = lambda labels: in_units(algorithm_rates.get(labels), _GIGABYTE)
     columns["busbw (GB/s)"] = lambda labels: in_units(bus_rates.get(labels), _GIGABYTE)
     if is_textbook:
-        columns["rounds"] = lambda labels: _counted(rounds, labels)
-        columns["peak at a node (B)"] = lambda labels: _counted(peaks, labels)
-        columns["all nodes (B)"] = lambda labels: _counted(totals, labels)
+        columns["rounds"] = lambda labels: _count_cell(rounds, labels)
+        columns["peak at a node (B)"] = lambda labels: _count_cell(peaks, labels)
+        columns["all nodes (B)"] = lambda labels: _count_cell(totals, labels)
         columns["all nodes (GB/s)"] = total_rate
     if with_host:
         columns["with host (us)"] = lambda labels: in_units(with_host.get(labels), _MICROSECOND)
@@ -139,8 +139,8 @@ def _collectives(summary: Summary, times: Mapping[Labels, Estimate], *, is_textb
     return Table(list(columns), [[cell(labels) for cell in columns.values()] for labels in times], words=words, keys=2)
 
 
-def _counted(estimates: Mapping[Labels, Estimate], labels: Labels) -> str:
-    """Return what was counted; where the cost model predicts another figure, that one behind it."""
+def _count_cell(estimates: Mapping[Labels, Estimate], labels: Labels) -> str:
+    """Return the counted figure, followed by the predicted one if it differs."""
     counted, predicted = estimates.get((*labels, "counted")), estimates.get((*labels, "expected"))
     if counted is None:
         return "-"
@@ -149,7 +149,7 @@ def _counted(estimates: Mapping[Labels, Estimate], labels: Labels) -> str:
 
 
 def _links(summary: Summary) -> Table:
-    """Return latency and bandwidth of the link by the sweep of each collective, and between which ranks it is."""
+    """Return the link's latency and bandwidth from the sweep of each collective, and the ranks that it joins."""
     with_host = by_labels(summary.estimates, metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
     bandwidths = by_labels(summary.estimates, metrics.RUN_LINK_BANDWIDTH)
     columns = ["link by", "latency (us)", "bandwidth (GB/s)", *(["latency with the host (us)"] if with_host else [])]

@@ -1,4 +1,4 @@
-"""Rows of the tables of runs: the list of the history, and the figures of runs, all or the fifteen wanted first."""
+"""Rows of the tables of runs: the list of the history, and the figures of runs, all or the fifteen most important."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workloads.cost_models.shape import DIMENSIONS, FIELDS, Shape
 
 T = TypeVar("T")
 
-# The headline: the one figure that a list of runs shows of each.
+# The headline: the figure of each run in a list of runs
 
 _HEADLINES: tuple[tuple[Metric, str], ...] = (
     (results.RUN_TOKENS_PER_SECOND, "tokens/s"),
@@ -33,11 +33,11 @@ _HEADLINES: tuple[tuple[Metric, str], ...] = (
     (probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, "busbw at best"),
     (results.RUN_STEP_SECONDS, "median step"),
 )
-"""In order of preference: the headline is the highest estimate of the first metric that a run has."""
+"""In order of preference: the headline is the highest estimate of the first of these metrics that a run has."""
 
 
 def headline(summary: Summary) -> str:
-    """Return the run's headline, and what it is of; a dash where nothing was measured."""
+    """Return the run's headline and its meaning; a dash if nothing was measured."""
     estimate = headline_estimate(summary)
     if estimate is None:
         return "-"
@@ -47,7 +47,7 @@ def headline(summary: Summary) -> str:
 
 
 def shape_words(shape: Shape) -> str:
-    """Return all that a run records of its model and sequence, for people; a `config.json` may have set any of it."""
+    """Return everything that a run records of its model and sequence, for people; a `config.json` may set any of it."""
     others = ", ".join(f"{name} {shape.word(name)}" for name in FIELDS if name not in DIMENSIONS)
     return (
         f"{shape.layers} layers, width {shape.width}, heads {shape.heads} ({shape.kv_heads} for keys and values), MLP"
@@ -57,9 +57,9 @@ def shape_words(shape: Shape) -> str:
 
 
 def headline_estimate(summary: Summary) -> Estimate | None:
-    """Return the estimate behind the headline, None where nothing was measured.
+    """Return the estimate of the headline; None if nothing was measured.
 
-    A probe's is the highest of many, which has no interval of its own: its interval is left out.
+    For a probe it is the highest of many estimates, which has no interval of its own, so the interval is left out.
     """
     for metric, _ in _HEADLINES:
         if estimates := of_metric(summary.estimates, metric):
@@ -69,16 +69,16 @@ def headline_estimate(summary: Summary) -> Estimate | None:
     return None
 
 
-# The history as a list of runs: all columns where they fit, the most useful on a narrow terminal.
+# The history as a list of runs: all columns if they fit, the most useful ones on a narrow terminal
 
 _LEFT_OUT_FIRST = ("started", "batch", "precision", "device", "settings", "ranks", "outcome")
-"""Columns that a narrow terminal goes without, the least useful first: a run's name already says when it started."""
+"""Columns to leave out on a narrow terminal, the least useful first: a run's name already contains its start."""
 _LEAST_SHOWN, _MOST_SHOWN = 12, 60
-"""Letters of what a run has that is not the default; `observatory show RUN` has all."""
+"""Width of a run's settings that are not defaults; `observatory show RUN` has all."""
 
 
 def print_list(summaries: Sequence[Summary], console: Console | None = None) -> None:
-    """Print runs, newest first, one line each; a narrow terminal shows fewer columns, and which are missing."""
+    """Print runs, newest first, on one line each; a narrow terminal shows fewer columns, and says which are missing."""
     console = console or open_console()
     most = _MOST_SHOWN if console.is_terminal else sys.maxsize
     columns: dict[str, list[str]] = {
@@ -96,7 +96,7 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
     for name in _LEFT_OUT_FIRST if console.is_terminal else ():
         if _table(columns).width() <= console.width:
             break
-        if name == "settings":  # Drop the headlines' intervals before the last columns, and shorten this one first.
+        if name == "settings":  # First drop the headlines' intervals, and shorten it.
             if _room(columns, console.width) < _LEAST_SHOWN:
                 columns["result"] = [re.sub(r" \[[^]]*\]", "", cell) for cell in columns["result"]]
                 left_out.append("intervals")
@@ -113,13 +113,13 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
 
 
 def _table(columns: Mapping[str, Sequence[str]]) -> Table:
-    # The terminal breaks lines that are still too long; folded cells would be worse to read.
+    # The terminal breaks lines that are still too long, which is easier to read than folded cells.
     every = range(len(columns))
     return Table(list(columns), list(zip(*columns.values(), strict=True)), words=every, unbroken=every, folds="never")
 
 
 def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
-    """Return the letters that the others leave to the column of settings."""
+    """Return the width that the other columns leave for the settings."""
     return width - _table({name: cells for name, cells in columns.items() if name != "settings"}).width() - 2
 
 
@@ -127,7 +127,7 @@ def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-# Rows of the table of training runs. What makes rows takes the runs that stand side by side.
+# Rows of the table of training runs: each maker of rows takes the runs that are side by side
 
 
 class Row(NamedTuple):
@@ -145,7 +145,7 @@ def _row(title: str, summaries: Iterable[Summary], cell: Callable[[Summary], str
 
 
 def _figures(title: str, metric: Metric, only: tuple[str, ...] | None = None) -> _Rows:
-    """Make a row for each value of the metric's labels that some run has; or for `only` these, without naming them."""
+    """Make a row for each combination of label values in some run; or for `only` one, without its name."""
 
     def rows(summaries: Sequence[Summary]) -> list[Row]:
         by_run = [_by_shown_labels(summary, metric) for summary in summaries]
@@ -164,7 +164,7 @@ def _by_labels(title: str, by_run: Sequence[Mapping[tuple[str, ...], Estimate]])
 
 
 def _by_shown_labels(summary: Summary, metric: Metric) -> dict[tuple[str, ...], Estimate]:
-    """Return the run's estimates of the metric by label values; a mesh axis is named where there are several."""
+    """Return the run's estimates of the metric by label values; a mesh axis is named only if there are several."""
     estimates = of_metric(summary.estimates, metric)
     is_axis_named = len({estimate.labels.get("axis") for estimate in estimates}) > 1
     return {
@@ -187,7 +187,7 @@ def _ranks(summaries: Sequence[Summary]) -> list[Row]:
 def _batches(summaries: Sequence[Summary]) -> list[Row]:
     def cell(summary: Summary) -> str:
         batch = summary.effective_batch
-        microbatches = batch.get("parts", batch.get("accumulate", 1))  # Runs from before pipelines have the latter.
+        microbatches = batch.get("parts", batch.get("accumulate", 1))  # Runs from before pipelines have `accumulate`.
         split = f" x {microbatches} parts" if microbatches > 1 else ""
         return f"{batch['total']} = {batch['local']} local x {batch['data_ranks']} ranks{split}"
 
@@ -200,10 +200,10 @@ def _spreads(summaries: Sequence[Summary]) -> list[Row]:
 
 
 def _phases(summaries: Sequence[Summary]) -> list[Row]:
-    """Make a row for each phase of a step, and what of the mean step is in none.
+    """Make a row for each phase of a step, and for the rest of the mean step.
 
-    Each phase is of the rank that spent most in it. Where these ranks differ, phases may add up to more than the step:
-    then they are no parts of it, and the rows say so.
+    Each phase shows the rank that spent most in it. If these ranks differ, phases may add up to more than the step; the
+    rows are then called "worst rank's", and there is no rest.
     """
     by_run = [_by_shown_labels(summary, results.RUN_PHASE_SECONDS) for summary in summaries]
     rests: list[Estimate | None] = []
@@ -218,12 +218,12 @@ def _phases(summaries: Sequence[Summary]) -> list[Row]:
 
 
 Predicted = Mapping[str, PredictedStep | Absent]
-"""The predicted steps of runs by the run's id, or why one is absent."""
+"""The predicted step, or why it is absent, by the run's id."""
 NOTHING_PREDICTED: Predicted = {}
 
 
 def _predicted_steps(summaries: Sequence[Summary], predicted: Predicted) -> list[Row]:
-    """Make the row of predicted steps, and how far the measured ones are off: `9.85 ms, measured +24.3 %`."""
+    """Make the row of predicted steps, with the measured ones relative to them: `9.85 ms, measured +24.3 %`."""
 
     def cell(summary: Summary) -> str | None:
         step, measured = predicted.get(summary.run), of_metric(summary.estimates, results.RUN_STEP_SECONDS)
@@ -238,7 +238,7 @@ def _predicted_steps(summaries: Sequence[Summary], predicted: Predicted) -> list
 
 
 def _efficiencies(summaries: Sequence[Summary]) -> list[Row]:
-    """Make a row for each kind of scaling that some run has, and one of what the cost model predicts."""
+    """Make a row for each kind of scaling in some run, and one for the cost model's prediction."""
     rows = []
     for scaling in dict.fromkeys(each.scaling for summary in summaries for each in summary.scaling):
         cells, expected = [], []
@@ -257,7 +257,7 @@ def _efficiencies(summaries: Sequence[Summary]) -> list[Row]:
 
 _MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "other", "unexplained", "total")
 _RARE_PARTS = ("other", "unexplained")
-"""Left out where no run has any: tensors that outlive a step, and those of them that no cost model knows."""
+"""Left out if no run has any: tensors that outlive a step, and tensors that no cost model explains."""
 
 
 def _memory(summaries: Sequence[Summary]) -> list[Row]:
@@ -269,7 +269,7 @@ def _memory(summaries: Sequence[Summary]) -> list[Row]:
 
 
 def memory_cell(summary: Summary, part: str) -> str:
-    """Return a cell such as `3.50 MiB, predicted +0.0 %, paper 1.75 MiB`; a dash where nothing is known."""
+    """Return a cell, for example `3.50 MiB, predicted +0.0 %, paper 1.75 MiB`; a dash if nothing is known."""
     accounts, ratios = (
         [estimate for estimate in of_metric(summary.estimates, metric) if estimate.labels["part"] == part]
         for metric in (results.RUN_MEMORY_ACCOUNT_BYTES, results.RUN_MEMORY_PREDICTED_RATIO)
@@ -286,7 +286,7 @@ def memory_cell(summary: Summary, part: str) -> str:
 
 
 _STEP = _figures("median step", results.RUN_STEP_SECONDS)
-"""The predicted step stands below it."""
+"""`_rows_of` adds the row of predicted steps below it."""
 _ALL: tuple[_Rows, ...] = (
     _ranks,
     _batches,
@@ -345,20 +345,20 @@ _FIRST: tuple[tuple[int, _Rows], ...] = (
     (3, _figures("checkpoint: training paused", results.RUN_CHECKPOINT_STALL_SECONDS)),
     (11, _figures("loss, last step", results.RUN_LOSS)),
 )
-"""In the order of the screen: throughput, the step, where its time went, memory, efficiency, what they rest on.
+"""In the order of the screen, each with its priority.
 
-Where there are more rows than fit, those with the lowest numbers stay.
+If there are too many rows, those with the lowest numbers stay.
 """
 MOST_ROWS = 15
 
 
 def all_rows(summaries: Sequence[Summary], predicted: Predicted = NOTHING_PREDICTED) -> list[Row]:
-    """Return every figure of these training runs. predicted: their steps by the cost model."""
+    """Return all rows of these training runs. predicted: their steps by the cost model."""
     return [row for make in _ALL for row in _rows_of(make, summaries, predicted)]
 
 
 def first_rows(summaries: Sequence[Summary], predicted: Predicted = NOTHING_PREDICTED) -> list[Row]:
-    """Return the rows of these training runs that a person wants first: at most `MOST_ROWS`.
+    """Return the most important rows of these training runs, at most `MOST_ROWS`.
 
     predicted: their steps by the cost model.
     """
@@ -371,7 +371,7 @@ def _rows_of(make: _Rows, summaries: Sequence[Summary], predicted: Predicted) ->
 
 
 def most_important(numbered: Iterable[tuple[int, T]], count: int) -> list[T]:
-    """Return `count` items with the lowest numbers, in the order given; of items with the same number the first."""
+    """Return the `count` items with the lowest numbers, in their order; ties go to the earlier item."""
     items = list(numbered)
     places = sorted(range(len(items)), key=lambda place: items[place][0])[:count]
     return [items[place][1] for place in sorted(places)]

@@ -1,4 +1,4 @@
-"""The strategies, all options with the strategies that take them, or one strategy in full, for people and as JSON."""
+"""Shows all strategies, all options with the strategies that accept them, or one strategy in full; also as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.report.table import Block, Table, indented, open_console
 from workloads.cost_models.shape import PRESETS
 from workloads.spec import Option, OptionValue, StrategySpec
 
-# What a strategy refuses, found by asking its spec: each option alone and with each other one, on a small shape.
+# Refusals of a strategy, found by trying each option alone and each pair of options on a small shape
 
 _PLACES: tuple[dict[str, Any], ...] = (
     {},
@@ -25,16 +25,16 @@ _PLACES: tuple[dict[str, Any], ...] = (
     {"device": "cuda", "backend": "gloo"},
 )
 _VALUES = re.compile(r"(?<= is )\S+|(?<==)\w+|\d+")
-"""The values in a refusal, which alone tell two refusals of one kind apart."""
+"""The values in a refusal, in which two refusals of one kind differ."""
 
 
 def tried_refusals(spec: StrategySpec) -> list[str]:
-    """Return the spec's refusals, one of each kind, with the values that were tried.
+    """Return the spec's refusals, one of each kind, with the tried values.
 
     The shape is `tiny`; nothing is started. Not covered: refusals of three options together.
     """
     refusals: dict[str, str] = {}
-    for case in _tried(spec):
+    for case in _tried_cases(spec):
         for reason in spec.all_refusals(case):
             refusals.setdefault(_VALUES.sub("", reason.partition(";")[0]), reason)
     return list(refusals.values())
@@ -63,16 +63,16 @@ def default_case(spec: StrategySpec) -> Case:
 
 
 def example(spec: StrategySpec) -> str:
-    """Return a command line that runs the strategy, with the first options that its parity is tested with."""
+    """Return a command line that runs the strategy, with the first options of its parity test."""
     case = default_case(spec)
-    chosen = next((variant for variant in spec.parity.variants if variant), {})
-    if spec.all_refusals(replace(case, options={**case.options, **chosen})):
-        chosen = {}
-    words = [f"--option {name}={written(value)}" for name, value in chosen.items()]
+    options = next((variant for variant in spec.parity.variants if variant), {})
+    if spec.all_refusals(replace(case, options={**case.options, **options})):
+        options = {}
+    words = [f"--option {name}={written(value)}" for name, value in options.items()]
     return " ".join([f"observatory run {spec.name} --ranks {case.ranks}", *words])
 
 
-def _tried(spec: StrategySpec) -> Iterator[Case]:
+def _tried_cases(spec: StrategySpec) -> Iterator[Case]:
     base = default_case(spec)
     settings = [(option.name, value) for option in spec.options for value in _other_values(option)]
     for place in _PLACES:
@@ -97,14 +97,14 @@ def _other_values(option: Option) -> list[OptionValue]:
     return [2 * default + 0.5] if isinstance(default, float) else []
 
 
-# Printing strategies and options.
+# Printing strategies and options
 
 WIDE = 120
-"""Least width at which the kind and parity of strategies are also shown."""
+"""Minimum width for the columns kind and parity."""
 
 
 def strategies_page(specs: Sequence[StrategySpec], console: Console | None = None) -> Iterator[Block]:
-    """Yield what each strategy is and needs, by the width of the console, standard output unless another is given."""
+    """Yield what each strategy is and needs, for the console's width. console: None for standard output."""
     columns = ["strategy", "kind", "needs", "parity", "what it is"]
     rows = [[spec.name, spec.kind, spec.needs.text(), spec.parity.kind, spec.summary] for spec in specs]
     if (console or open_console()).width < WIDE:
@@ -119,7 +119,7 @@ _FOLDED: dict[str, Any] = {"words": range(5), "unbroken": (0,), "folds": "always
 
 
 def options_page(specs: Sequence[StrategySpec]) -> Iterator[Block]:
-    """Yield every option once, with the strategies that take it."""
+    """Yield every option once, with the strategies that accept it."""
     takers: dict[Option, list[str]] = {}
     for spec in specs:
         for option in spec.options:
@@ -133,7 +133,7 @@ def options_page(specs: Sequence[StrategySpec]) -> Iterator[Block]:
 
 
 def strategy_page(spec: StrategySpec) -> Iterator[Block]:
-    """Yield what a strategy is, needs, takes and refuses, and a command line that runs it."""
+    """Yield what a strategy is, needs, accepts and refuses, and a command line that runs it."""
     yield f"{spec.name}: {spec.summary}"
     parity = spec.parity.kind + (f": {spec.parity.reason}" if spec.parity.reason else "")
     facts = (("kind", spec.kind), ("needs", spec.needs.text()), ("parity", parity))
@@ -151,7 +151,7 @@ def strategy_page(spec: StrategySpec) -> Iterator[Block]:
 
 
 def spec_fields(spec: StrategySpec, *, is_whole: bool) -> dict[str, object]:
-    """Return the spec's facts for JSON. is_whole: with its refusals, which take a while to find, and an example."""
+    """Return the spec for JSON. is_whole: also an example and its refusals, which take a while to find."""
     return {
         "name": spec.name,
         "kind": spec.kind,

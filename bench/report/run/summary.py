@@ -1,4 +1,4 @@
-"""Prints runs as tables, JSON or CSV: figures down, runs across, and below them notes on what the figures rest on."""
+"""Prints runs as tables, JSON or CSV: figures down, runs across, and below them notes on the figures."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
 
-# The memory of one step by category, of the rank that held most at its peak.
+# The memory of a step by category, on the rank with the highest peak
 
 MIB = 2.0**20
 DRAWN_BY = {"memory.json.gz": "ui.perfetto.dev", "memory.pickle": "pytorch.org/memory_viz"}
-"""Endings of a rank's files of its memory, and the site that draws each."""
+"""Endings of a rank's memory files, and the site that draws each."""
 
 
 def show_memory(summary: Summary, console: Console | None = None) -> None:
-    """Print what filled the memory in the last completed trial; nothing where no rank recorded it."""
+    """Print what filled the memory in the last completed trial; nothing if no rank recorded it."""
     peaks = peaks_of(Path(summary.folder), summary.case.ranks)
     if not peaks:
         return
@@ -76,7 +76,7 @@ def peaks_of(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
     return {rank: {name: size for (name,), size in parts.items()} for rank, parts in peaks.items() if parts}
 
 
-# The notes below the table of runs: all of them, or the five lines that a person wants first.
+# The notes below the table of runs: all of them, or the five most important lines
 
 MOST_NOTES = 5
 
@@ -86,11 +86,11 @@ _INFORMATION = re.compile(
     r"(?:trial [^:]*: )?(?:ranks? \d.* on host |the measured ceiling is |waits and stragglers are of the last "
     r"|no straggler(?: is named)?: )"
 )
-"""Notes on what a figure rests on, where nothing is wrong; older runs say that no straggler "is named"."""
+"""Notes that only inform; older runs say that no straggler "is named"."""
 
 
 def all_notes(summary: Summary) -> list[str]:
-    """Return the run's notes: efficiency, the machine, the peak behind MFU, what is absent and why."""
+    """Return the run's notes: efficiency, the machine, the peak for MFU, and what is absent and why."""
     lines = [
         f"{each.scaling} scaling efficiency {percent(each.ratio)} against {_baseline(each)}" for each in summary.scaling
     ]
@@ -102,7 +102,7 @@ def all_notes(summary: Summary) -> list[str]:
 
 
 def interval_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
+    """Return the reasons why intervals of these runs are hidden, each once; empty if none is."""
     figures: list[Estimate | EstimatedRatio] = []
     for summary in summaries:
         figures += [*summary.estimates, *(each.ratio for each in summary.scaling)]
@@ -110,9 +110,9 @@ def interval_notes(summaries: Sequence[Summary]) -> list[str]:
 
 
 def first_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Return at most `MOST_NOTES` lines: what is wrong, where it was measured, what is missing, and what measures that.
+    """Return at most `MOST_NOTES` lines: what is wrong, the machine, what is missing, and the commands that measure it.
 
-    The line of what is not available also counts the notes that only `--details` shows, and names the command for it.
+    The line on missing figures also counts the notes that only `--details` shows, and names that command.
     """
 
     def named(summary: Summary, line: str) -> str:
@@ -130,7 +130,7 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
     machines = list(dict.fromkeys(map(_machine, summaries)))
     commands = dict.fromkeys(command for _, note, _ in absent for command in _COMMAND.findall(note))
     last = [f"not measured yet: {', '.join(commands)}"] if commands else []
-    # In the order of the screen. Where there are more lines than fit, those with the lowest numbers stay.
+    # In the order of the screen. If there are too many lines, those with the lowest numbers stay.
     lines = [
         *((5 if number else 0, named(*line)) for number, line in enumerate(wrong)),
         *((6, named(*line)) for line in rest_on),
@@ -141,10 +141,10 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
     shown = most_important([*lines, *((4, line) for line in last)], MOST_NOTES - 1)
     at_end = [line for line in shown if line in last]
     shown = shown[: len(shown) - len(at_end)]
-    # Only in the details: notes that did not fit, further machines, information, and the peaks behind MFU.
+    # Only in the details: notes that did not fit, further machines, information, and the peaks for MFU.
     peaks = [summary.peak for summary in summaries if summary.peak is not None]
     hidden = len(lines) - len(shown) + len(machines[1:]) + len(information) + len(peaks)
-    # What is absent, each thing once, with the runs that lack it where not all do.
+    # Each absent figure once, with the runs that lack it unless all do.
     things = [
         what if len(names) == len(summaries) else f"{what} ({', '.join(names)})"
         for what, names in grouped((what, _name(summary)) for summary, _, what in absent).items()
@@ -158,7 +158,7 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
-    """Return which of the runs are ad hoc, and why; one line for all with the same reasons."""
+    """Return which runs are ad hoc and why, with one line for all that have the same reasons."""
     done = [(why_ad_hoc(each.case, each.purpose), each) for each in summaries if each.outcome == "done"]
     names = grouped(((reasons, each.purpose.note is not None), _name(each)) for reasons, each in done if reasons)
     return [
@@ -169,7 +169,7 @@ def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _baseline(efficiency: ScalingEfficiency) -> str:
-    """Return the run that the efficiency is read against, and why the efficiency has no interval."""
+    """Return the run to which the efficiency is relative, and why the efficiency has no interval."""
     of_ranks = "" if efficiency.baseline_ranks == 1 else f" on {efficiency.baseline_ranks} ranks"
     apart = "" if efficiency.is_beside else ", measured at another time"
     why = f" ({efficiency.ratio.why_no_interval})" if efficiency.ratio.why_no_interval else ""
@@ -187,11 +187,11 @@ def _machine(summary: Summary) -> str:
     return f"on {summary.hardware}; torch {summary.torch_version}, commit {commit}, seed {summary.case.seed}"
 
 
-# A curve over numbers of ranks.
+# A curve over numbers of ranks
 
 
 def print_curve(points: Sequence[Point], console: Console | None = None) -> None:
-    """Print a row for each number of ranks: its throughput, and its efficiency against the first."""
+    """Print a row for each number of ranks: its throughput, and its efficiency relative to the first."""
     first = points[0].summary.case
     is_training = first.model is not None
     columns = ["ranks", "throughput", *(["efficiency"] if is_training else []), "outcome"]
@@ -213,13 +213,13 @@ def print_curve(points: Sequence[Point], console: Console | None = None) -> None
             ),
             *(f"intervals of efficiency are absent: {each.why_no_interval}" for each in known if each.why_no_interval),
         ]
-        if not interval_notes([point.summary for point in points]):  # Else the note stands above.
+        if not interval_notes([point.summary for point in points]):  # Otherwise the note is above.
             lines += wide_interval_notes(known)
     print_page(["", Table(columns, rows, words=(len(columns) - 1,), keys=1), *dict.fromkeys(lines)], console)
 
 
 def print_curve_json(points: Sequence[Point]) -> None:
-    """Print a list of all runs, each in full, with its place on the curve."""
+    """Print all runs in full, each with its place on the curve."""
     print_json(
         [
             {
@@ -236,7 +236,7 @@ def print_curve_json(points: Sequence[Point]) -> None:
     )
 
 
-# Runs side by side, the history as a list, and one run in full.
+# Runs side by side, the history as a list, and one run in full
 
 RUNS_ABREAST = 3
 
@@ -250,10 +250,10 @@ def print_summaries(
     has_stages: bool = False,
     predicted: Predicted = NOTHING_PREDICTED,
 ) -> None:
-    """Print measured runs side by side; a table goes to the console, standard output unless another is given.
+    """Print measured runs side by side. console: for a table; None for standard output.
 
-    has_details: all rows and notes, in place of those that a person wants first. predicted: steps by the cost model.
-    has_stages: also a pipeline's bubble and stages, which the details always show.
+    has_details: print all rows and notes, not only the most important. predicted: steps by the cost model.
+    has_stages: also print a pipeline's bubble and stages, which the details always contain.
     """
     console = console or open_console()
     write(
@@ -302,7 +302,7 @@ def _page(
 def _abreast(
     summaries: Sequence[Summary], console: Console, has_details: bool, predicted: Predicted
 ) -> Iterable[Table]:
-    """Return tables of as many training runs side by side as fit a terminal, at most RUNS_ABREAST."""
+    """Return tables with as many training runs side by side as fit the terminal, at most RUNS_ABREAST."""
     tables: list[Table] = []
     for abreast in range(RUNS_ABREAST, 0, -1):
         tables = []
@@ -325,11 +325,11 @@ ENDS_OF: dict[FaultKind, tuple[str, ...]] = {
     "exit": ("error",),
     "leave": ("left",),
 }
-"""The kinds of cause that a fault ends in."""
+"""The kinds of cause that each fault may have."""
 
 
 def _fault(summary: Summary) -> Fault | None:
-    """Return the fault that was injected into the run; None where none was, or the run's folder is gone."""
+    """Return the fault that was injected into the run; None if there was none or the run's folder is gone."""
     try:
         return case_file(Path(summary.folder)).fault
     except Misuse:
@@ -337,9 +337,9 @@ def _fault(summary: Summary) -> Fault | None:
 
 
 def cause_lines(summary: Summary) -> list[str]:
-    """Return why the run did not end well, the last lines of the blamed rank, and what they mean if that is known.
+    """Return why the run failed, the last lines of the blamed rank, and their meaning if it is known.
 
-    Of a fire drill, also whether it ended as injected. Nothing where it ended well.
+    For a fire drill, they also say whether it ended as injected. Empty if the run succeeded.
     """
     if summary.cause is None:
         return []
@@ -363,7 +363,7 @@ def print_history(summaries: Sequence[Summary], format_name: str) -> None:
 def print_run(
     summary: Summary, format_name: str, *, has_details: bool = False, predicted: Predicted = NOTHING_PREDICTED
 ) -> None:
-    """Print one run with its settings: those that say what it is, or with details all."""
+    """Print one run with its main settings, or with all if `has_details`."""
     if format_name != "table":
         print_summaries([summary], format_name)
         return

@@ -1,4 +1,4 @@
-"""A watched run as tables: its figures, its ranks and who is late; and its diagnosis, which rests on no cost model."""
+"""Prints a watched run: its figures, its ranks and the late rank; and its diagnosis, which uses no cost model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from collectors.metrics import results
 from collectors.metrics.metric import Metric
 
 MOST_WINDOWS = 2
-"""Traced windows in the short table, the newest."""
+"""Newest traced windows in the short table."""
 MOST_RANKS = 8
-"""Ranks in the short table: those with the longest steps; the details have all."""
+"""Ranks in the short table: those with the longest steps. The details have all."""
 _FIGURES: tuple[tuple[str, Metric, dict[str, str]], ...] = (
     ("tokens/s", results.RUN_TOKENS_PER_SECOND, {}),
     ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE, {}),
@@ -38,13 +38,13 @@ _FIGURES: tuple[tuple[str, Metric, dict[str, str]], ...] = (
     ("watching's share", results.RUN_OBSERVER_RATIO, {}),
 )
 _NOT_PREDICTED = (
-    "no cost model knows a program of one's own: shares of computing, communication and memory are not predicted"
+    "no cost model covers a user's own program: shares of computing, communication and memory are not predicted"
 )
 COLUMNS = ("run", "name", "verdict", "rank", "phase", "late_s", "step_ratio", "reason")
 
 
 def watched_settings(summary: Summary, watched: WatchedDetails, *, has_details: bool) -> list[tuple[str, str]]:
-    """Return what was watched, and how its steps were found, in rows of two cells."""
+    """Return the watched program, and how its steps were detected, in rows of two cells."""
     outcome = summary.outcome.replace("_", " ")
     measured = f"{plural(summary.case.steps, 'measured step')} of {watched.steps}"
     rules = f", found by {' and '.join(watched.rules)}" if watched.rules else ""
@@ -67,11 +67,13 @@ def watched_settings(summary: Summary, watched: WatchedDetails, *, has_details: 
 
 
 def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
-    """Yield a watched run's figures, its ranks, and who is late."""
+    """Yield a watched run's figures, its ranks, and the late rank."""
     watched = summary.watched
     assert watched is not None, "the caller asks for a watched run's blocks"
     rows = [("ranks", str(summary.case.ranks)), ("nodes", str(summary.case.nodes))]
-    rows += [(title, figure(each)) for title, metric, labels in _FIGURES if (each := _one(summary, metric, labels))]
+    rows += [
+        (title, figure(each)) for title, metric, labels in _FIGURES if (each := _estimate(summary, metric, labels))
+    ]
     yield Table(("", watched.name), rows, unbroken=(0,))
     ranks = sorted(watched.ranks, key=lambda rank: -(rank.step_s or 0.0))
     shown = sorted(ranks if has_details else ranks[:MOST_RANKS], key=lambda rank: rank.rank)
@@ -94,13 +96,13 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
 
 
 def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
-    """Yield where the ranks stood when no step came any more; nothing of a run in which steps always came."""
+    """Yield where the ranks were when steps stopped; nothing if they never stopped."""
     ranks = {rank.rank: rank for rank in watched.still}
     if not ranks:
         return
     longest = max(ranks.values(), key=lambda rank: rank.still_s)
     world_size = max(len(ranks), len(watched.ranks) + watched.missing)
-    end = "then steps came again" if longest.has_gone_on else "and none came after it"
+    end = "then steps resumed" if longest.has_gone_on else "and none after that"
     yield f"no step for {duration_words(longest.still_s)} after step {longest.steps:,}, {end}"
     yield f"  {still_words(ranks, world_size=world_size)}"
     records = f"`observatory analyse flight-recorder {run}`"
@@ -108,7 +110,7 @@ def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
 
 
 def late_lines(late: Late) -> Iterator[str]:
-    """Yield who is late, in words."""
+    """Yield the late rank in words, or why none is named."""
     if late.rank is None or late.step_ratio is None:
         yield f"who is late: unsure: {late.reason}"
         return
@@ -117,7 +119,7 @@ def late_lines(late: Late) -> Iterator[str]:
 
 
 def window_lines(window: TracedWindow) -> Iterator[str]:
-    """Yield what the traces of a window say, in words."""
+    """Yield the figures of a traced window in words."""
     steps = "" if window.first is None else f"steps {window.first:,} to {window.last:,}"
     yield f"window {window.number}: {', '.join(filter(None, (steps, window.why))) or 'no step'}"
     if window.dropped is not None:
@@ -140,12 +142,12 @@ def window_lines(window: TracedWindow) -> Iterator[str]:
         parts = (f"rank {rank} {kind} {100 * share:.0f} %" for rank, kind, share in window.path)
         yield f"  critical path: {', '.join(parts)}"
     if window.cost_s is not None:
-        yield f"  cost: the profiler took {window.cost_s:.2f} s around the window; traced steps are slower, too"
+        yield f"  cost: the profiler took {window.cost_s:.2f} s around the window; traced steps are also slower"
     for note in window.notes:
         yield f"  left out: {note}"
 
 
-def _one(summary: Summary, metric: Metric, labels: dict[str, str]) -> Estimate | None:
+def _estimate(summary: Summary, metric: Metric, labels: dict[str, str]) -> Estimate | None:
     return next((each for each in of_metric(summary.estimates, metric) if each.labels == labels), None)
 
 
@@ -160,11 +162,11 @@ def _rank_cells(rank: WatchedRank) -> tuple[str, ...]:
     )
 
 
-# The diagnosis.
+# The diagnosis
 
 
 def print_watched_diagnosis(summary: Summary, format_name: str, console: Console | None = None) -> None:
-    """Print who holds up a watched run, what its figures leave out, and the next command."""
+    """Print the rank that holds up a watched run, what its figures leave out, and the next command."""
     watched = summary.watched
     assert watched is not None, "the caller asks for a watched run's diagnosis"
     late = watched.late
@@ -198,13 +200,13 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
     for rank in watched.ranks:
         if rank.rank in named:
             yield f"rank {rank.rank} runs on {rank.host or 'a host without a name'}, device {rank.device}"
-    step = _one(summary, results.RUN_STEP_SECONDS, {})
+    step = _estimate(summary, results.RUN_STEP_SECONDS, {})
     if step is not None:
         for name, metric, labels in (
             ("data", results.RUN_PHASE_SECONDS, {"phase": "data"}),
             ("data, by the host", results.RUN_DATA_WAIT_SECONDS, {}),
         ):
-            if (wait := _one(summary, metric, labels)) is not None:
+            if (wait := _estimate(summary, metric, labels)) is not None:
                 share = 100 * wait.median / step.median
                 yield f"the rank that waits most for {name} waits {share:.1f} % of the median step"
     yield ""

@@ -272,7 +272,7 @@ def test_benchmark_records_have_pytorchs_form(slow: list[str], capsys: pytest.Ca
             'night "yesterday" is neither a day, for example 2026-11-23, nor a suite run; the newest are: night0039',
         ),
         (["--since", "night003"], 'night "night003" may be any of: night0039'),
-        (["--accept", "ddp"], '--accept ddp needs a reason, which is kept with it: --because "..."'),
+        (["--accept", "ddp"], '--accept ddp needs a reason, which is stored with it: --because "..."'),
         (["--because", "it is so"], "--because and --metric belong to --accept CASE"),
         (["--accept", "gpipe", "--because", "x"], 'case "gpipe" has never been judged, so there is no level'),
         (["--accept", "ddp", "--because", " "], "--because takes a line of up to 200 printable characters"),

@@ -92,4 +92,4 @@ def test_commits_that_change_nothing_that_is_run_are_no_cause(
 ) -> None:
     _, same, notes = trees.commits
     assert run(["suite", "bisect", "ddp", *slow(same, notes), "--repository", str(trees.folder)]) == FINE
-    assert "the environment and no commit: none changes what is run" in capsys.readouterr().out
+    assert "the environment and no commit: none changes the code that runs" in capsys.readouterr().out

@@ -38,7 +38,7 @@ LINES = (
     Line("check --runs ''", 2, "it is empty; name a folder"),
     # --accept
     Line("check --accept", 2, "requires an argument"),
-    Line("check --accept ddp", 2, '--accept ddp needs a reason, which is kept with it: --because "..."'),
+    Line("check --accept ddp", 2, '--accept ddp needs a reason, which is stored with it: --because "..."'),
     Line("check --because x", 2, "--because and --metric belong to --accept CASE"),
     Line("check --metric step", 2, "--because and --metric belong to --accept CASE"),
     Line("check --accept ddp --because ''", 2, "it is empty"),

@@ -33,7 +33,7 @@ LINES = (
     Line("compare x --ab ddp", 2, "--ab measures now, and takes no A and B from the history; leave x out"),
     Line("compare --ab ddp --only x", 2, "--only is for --aa; leave it out"),
     Line(_AB, 2, "A and B are the same; give --a or --b KEY=VALUE"),
-    Line(f"{_AB} --a bucket_mb=0", 2, "A and B are the same case, ddp on 2, because they set the defaults"),
+    Line(f"{_AB} --a bucket_mb=0", 2, "A and B are the same case, ddp on 2, because the settings equal the defaults"),
     Line(f"{_AB} --a buckets=1", 2, 'side A: ddp has no option "buckets"; did you mean "bucket_mb"?'),
     Line(f"{_AB} --b bucket_mb=x", 2, "side B: ddp: option bucket_mb"),
     Line(f"{_AB} --b bucket_mb", 2, 'side B: --b "bucket_mb" has no value; write it as KEY=VALUE'),

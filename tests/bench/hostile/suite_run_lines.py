@@ -113,7 +113,7 @@ LINES = (
     Line("suite show nothing", 2, 'suite or suite run "nothing" is unknown; the newest are: none'),
     Line("suite show ''", 2, "it is empty; leave it out, or name one"),
     Line("suite show smoke smoke", 2, "unexpected extra argument (smoke)"),
-    Line("suite show 20261105 --runs nights --limit 3", 2, "only a list of suite runs takes --limit", before=3),
+    Line("suite show 20261105 --runs nights --limit 3", 2, "--limit is for a list of suite runs", before=3),
     Line("suite show --limit 0", 2, "0 is not in the range 1<=x<=1000000"),
     Line("suite show --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("suite show --store nonsense", 2, "the store's URL cannot be read"),

@@ -1,7 +1,7 @@
-"""What is predicted of a run before its first trial and stored with it: the forecast of `observatory predict`.
+"""Predicts a run before its first trial, like `observatory predict`, to be stored with the run.
 
-The rates are those of this hardware's history as it is then (`bench.analysis.prediction.from_history`), so that no
-result can leak into a prediction. `observatory predict --score` shows how far predictions were off.
+The rates come from this hardware's history at that time (`bench.analysis.prediction.from_history`), so no result can
+leak into a prediction. `observatory predict --score` shows the errors of the predictions.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NO_RANGE = "no calibration has more than one trial"
 
 
 def predict_run(case: Case, hardware: str, history: History | Absent) -> StoredPrediction | None:
-    """Predict a run from the history as it is now; None for a probe. hardware: in the words of `Machine.hardware`.
+    """Predict a run from the current history; None for a probe. hardware: written like `Machine.hardware`.
 
-    Whatever cannot be predicted is absent with its reason.
+    A figure that cannot be predicted is absent, with the reason.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -75,7 +75,7 @@ def predict_run(case: Case, hardware: str, history: History | Absent) -> StoredP
 
 
 def not_predicted(error: Exception) -> StoredPrediction:
-    """Return the prediction of a run whose cost models failed: all of it is absent, with the error."""
+    """Return the prediction of a run whose cost models failed: every figure is absent, with the error."""
     names = (*_TIMES, *MEMORY_PARTS)
     reason = f"the prediction failed: {in_words(error)}"
     return StoredPrediction(
@@ -84,7 +84,7 @@ def not_predicted(error: Exception) -> StoredPrediction:
 
 
 def predicted_step(case: Case, hardware: str, history: History) -> PredictedStep | Absent:
-    """Return the step that would be predicted from the history as it is now.
+    """Predict a step from the current history.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -96,10 +96,10 @@ def predicted_step(case: Case, hardware: str, history: History) -> PredictedStep
 
 
 def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> Mapping[str, PredictedStep | Absent]:
-    """Return the predicted step of each training run that has a complete trial, by the run's id.
+    """Return the predicted step of each training run with a complete trial, by the run's id.
 
-    That is the one that was stored before the run's first trial; where there is none, it is predicted now.
-    history: where rates are looked for, or why it cannot be read.
+    It is the step stored before the run's first trial, or else one predicted now.
+    history: source of the rates, or why it cannot be read.
     """
     steps: dict[str, PredictedStep | Absent] = {}
     for summary in summaries:
@@ -123,7 +123,7 @@ def _forecast(case: Case, hardware: str, history: History) -> StepForecast:
 
 
 def _basis(forecast: StepForecast, step: StepTime) -> str:
-    """Return the parts of a step and what its rates rest on, for people."""
+    """Return the parts of a step and the basis of its rates, for people."""
     parts = [f"{_words(step.compute.forward_s + step.compute.backward_s)} of computing"]
     if step.compute.optimizer_s:
         parts.append(f"{_words(step.compute.optimizer_s)} of optimizer")
@@ -139,7 +139,7 @@ def _words(elapsed_s: float) -> str:
 
 
 def _predicted_memory(case: Case) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the bytes of the rank that holds most by part, and why parts are absent."""
+    """Return the bytes of the rank that holds most, by part, and why other parts are absent."""
     spec = case.spec()
     states = spec.states_not_covered(case) or spec.most_states(case)
     peak = (

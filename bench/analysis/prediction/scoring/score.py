@@ -1,8 +1,8 @@
-"""How wrong the stored predictions of a history were: error, bias, coverage of intervals, and order.
+"""Scores the stored predictions of a history: error, bias, coverage of intervals, and order.
 
-Runs that rest on the same calibration share its error, so they are no independent witnesses: intervals are taken over
-groups of runs that no calibration joins (clusters), and the coverage has an effective number of runs. An error is
-(predicted - measured) / measured; of exposed communication and bubble, which may be near 0, relative to the step.
+Runs that share a calibration share its error and are not independent. Intervals are therefore computed over clusters,
+groups of runs that have no calibration in common, and the coverage has an effective number of runs. An error is
+(predicted - measured) / measured; for exposed communication and bubble, which may be near 0, the divisor is the step.
 Source: Liang and Zeger 1986, Longitudinal Data Analysis Using Generalized Linear Models (variance over clusters);
 Kendall 1945, The Treatment of Ties in Ranking Problems (tau-b); Wilson 1927, Probable Inference.
 """
@@ -26,17 +26,17 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.shape import Shape
 
 LEAST_RUNS_OF_COVERAGE = 100
-"""With fewer runs the share of intervals that hold the step is shown and not judged."""
+"""With fewer runs, the share of intervals that contain the step is shown but not judged."""
 LEAST_CALIBRATIONS = 5
-"""With fewer clusters their variance is not known well enough for an interval."""
+"""With fewer clusters, their variance is too uncertain for an interval."""
 LEAST_CASES = 3
-"""With fewer cases of one shape an order is hardly wrong or right."""
+"""With fewer cases of one shape, an order says too little."""
 _PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Errors of several runs: how many, their median, and the 10 and 90 % quantiles; of one run all three are equal."""
+    """Errors of several runs: their number, median, and 10 and 90 % quantiles; for a single run all three are equal."""
 
     runs: int
     median: float
@@ -46,7 +46,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Runs of one strategy and world size. clusters: of calibrations. parts: those with an error in some run."""
+    """Runs of one strategy and world size. clusters: their number. parts: those with an error in some run."""
 
     strategy: str
     ranks: int
@@ -57,7 +57,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure over all runs, with its 95 % interval. effective_runs: independent runs that would know as much."""
+    """A figure over all runs, with its 95 % interval. effective_runs: independent runs with equal certainty."""
 
     value: float
     runs: int
@@ -70,9 +70,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Cases of one shape on one machine, and how well predictions put them in the order that was measured.
+    """Cases of one shape on one machine, and how well predictions order them as measured.
 
-    tau: Kendall's tau-b of the cases' median steps: 1 all pairs in order, 0 as by chance, -1 all reversed.
+    tau: Kendall's tau-b of the cases' median steps: 1 if all pairs are in order, 0 as by chance, -1 if all are
+        reversed.
     """
 
     shape: Shape
@@ -83,10 +84,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How wrong the predictions of a history were.
+    """The score of a history's predictions.
 
-    left_out: training runs that are not scored, by the reason. bias: the geometric mean of predicted over measured
-    steps. coverage: the share of intervals that hold the measured step; None where no run has one.
+    left_out: number of training runs that are not scored, by reason. bias: the geometric mean of predicted divided by
+    measured steps. coverage: the share of intervals that contain the measured step; None if no run has one.
     """
 
     runs: int
@@ -157,9 +158,10 @@ def _calibrations(run: Summary) -> Sequence[str]:
 
 
 def clusters_of(calibrations: Sequence[Sequence[str]]) -> list[int]:
-    """Return the cluster of each run: runs with a common calibration are in one, and so on along the chain.
+    """Return the cluster of each run: runs that share a calibration, directly or through other runs, are in one.
 
-    Example: runs on (a, b), (b, c) and (d) are in clusters 0, 0 and 1. A run on nothing is a cluster of its own.
+    Example: runs on (a, b), (b, c) and (d) are in clusters 0, 0 and 1. A run without calibration is a cluster of its
+        own.
     """
     joined: dict[str, str] = {}
 
@@ -180,7 +182,7 @@ def clusters_of(calibrations: Sequence[Sequence[str]]) -> list[int]:
 
 
 _Errors: TypeAlias = Sequence[Mapping[str, PartError]]
-"""The errors of each run by the part's name."""
+"""The errors of each run, by the part's name."""
 _NAMES: Mapping[Part, str] = {part: "memory: total" if part == "memory" else part for part in PARTS}
 
 
@@ -204,7 +206,7 @@ def _groups(runs: Sequence[Summary], clusters: Sequence[int], errors: _Errors) -
 
 
 def spread_of(errors: Sequence[float]) -> Spread:
-    """Return median and 80 % range of errors, with quantiles interpolated between neighbours."""
+    """Return the median and the 80 % range of errors, with quantiles interpolated between neighbours."""
     ordered = sorted(errors)
 
     def quantile(share: float) -> float:
@@ -219,7 +221,7 @@ def spread_of(errors: Sequence[float]) -> Spread:
 
 
 def _bias(clusters: Sequence[int], errors: _Errors) -> Figure | None:
-    """Return the geometric mean of predicted over measured steps."""
+    """Return the geometric mean of predicted divided by measured steps."""
     steps = [of_run["step"].error if "step" in of_run else None for of_run in errors]
     known = [(math.log(1 + error), clusters[place]) for place, error in enumerate(steps) if error is not None]
     if not known:
@@ -229,7 +231,7 @@ def _bias(clusters: Sequence[int], errors: _Errors) -> Figure | None:
 
 
 def mean_over_clusters(values: Sequence[float], clusters: Sequence[int], *, is_logarithm: bool = False) -> Figure:
-    """Return the mean of the values with Student's t interval over clusters, which need not be equally large.
+    """Return the mean of the values with Student's t interval over clusters, which may differ in size.
 
     is_logarithm: the values are logarithms, and the figure their exponential.
     """
@@ -264,7 +266,7 @@ def _without_interval(figure: Figure) -> Figure:
 
 
 def _variance_of_mean(values: Sequence[float], clusters: Sequence[int]) -> float:
-    """Return the variance of the mean over clusters: of each cluster's sum of deviations, C / (C - 1) times."""
+    """Return the variance of the mean over clusters, from each cluster's sum of deviations, with factor C / (C - 1)."""
     mean, sums = fmean(values), defaultdict[int, float](float)
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] += value - mean
@@ -273,9 +275,9 @@ def _variance_of_mean(values: Sequence[float], clusters: Sequence[int]) -> float
 
 
 def _effective_runs(values: Sequence[float], clusters: Sequence[int]) -> float:
-    """Return how many independent runs would have a mean as certain: from the number of clusters to that of runs.
+    """Return how many independent runs would give an equally certain mean, between the numbers of clusters and runs.
 
-    Where all values are equal, their variance says nothing, and only clusters count.
+    If all values are equal, their variance says nothing, and only clusters count.
     """
     count, mean = len(set(clusters)), fmean(values)
     alone = sum((value - mean) ** 2 for value in values) / len(values)
@@ -286,7 +288,7 @@ def _effective_runs(values: Sequence[float], clusters: Sequence[int]) -> float:
 
 
 def _coverage(clusters: Sequence[int], errors: _Errors) -> Figure | None:
-    """Return the share of intervals that hold the measured step."""
+    """Return the share of intervals that contain the measured step."""
     insides = [of_run["step"].is_inside if "step" in of_run else None for of_run in errors]
     known = [(inside, clusters[place]) for place, inside in enumerate(insides) if inside is not None]
     if not known:
@@ -296,7 +298,7 @@ def _coverage(clusters: Sequence[int], errors: _Errors) -> Figure | None:
 
 
 def share_over_clusters(hits: Sequence[bool], clusters: Sequence[int]) -> Figure:
-    """Return the share of hits with Wilson's interval of the effective number of runs."""
+    """Return the share of hits with Wilson's interval for the effective number of runs."""
     values = [float(hit) for hit in hits]
     share, effective, z = fmean(values), _effective_runs(values, clusters), 1.959964
     figure = Figure(value=share, runs=len(hits), clusters=len(set(clusters)), effective_runs=effective)
@@ -319,7 +321,7 @@ def share_over_clusters(hits: Sequence[bool], clusters: Sequence[int]) -> Figure
 
 
 def _orders(runs: Sequence[Summary]) -> Iterator[Order]:
-    """Yield the orders of shapes with the most cases first."""
+    """Yield the order of each shape, those with the most cases first."""
     steps: dict[tuple[str, Shape], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         assert run.prediction is not None, "runs without one are left out"
@@ -334,21 +336,21 @@ def _orders(runs: Sequence[Summary]) -> Iterator[Order]:
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float | Absent:
-    """Return Kendall's tau-b of two rankings of the same cases; absent for too few cases, or equal ones on a side.
+    """Return Kendall's tau-b of two rankings of the same cases; absent for too few cases, or if one side is all ties.
 
     Pairs in the same order minus pairs in opposite orders, divided by sqrt(pairs untied in the first * pairs untied in
-    the second). Written out, since importing scipy.stats takes longer than all else here.
+    the second). Implemented here because importing scipy.stats takes longer than everything else in this module.
     """
     if len(first) < LEAST_CASES:
         return Absent(reason=f"{len(first)} of at least {LEAST_CASES} cases were measured")
     agreeing = untied_first = untied_second = 0
     for place in range(len(first)):
         for other in range(place):
-            one = _sign(first[place] - first[other])
-            two = _sign(second[place] - second[other])
-            agreeing += one * two
-            untied_first += abs(one)
-            untied_second += abs(two)
+            first_sign = _sign(first[place] - first[other])
+            second_sign = _sign(second[place] - second[other])
+            agreeing += first_sign * second_sign
+            untied_first += abs(first_sign)
+            untied_second += abs(second_sign)
     if not untied_first or not untied_second:
         return Absent(reason=f"all {len(first)} cases are {'predicted' if not untied_first else 'measured'} alike")
     return agreeing / math.sqrt(untied_first * untied_second)

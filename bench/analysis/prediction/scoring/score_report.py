@@ -1,4 +1,4 @@
-"""The report of how wrong stored predictions were, for people, as JSON and as CSV."""
+"""Reports the score of stored predictions, for people, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.shape import Shape
 
 SCORE_COLUMNS = ("strategy", "ranks", "part", "runs", "clusters", "median", "low", "high")
-"""Of CSV: a row for each strategy, world size and part."""
+"""Columns of CSV, with a row for each strategy, world size and part."""
 
 
 def print_score(history: History, format_name: str) -> None:
@@ -29,7 +29,7 @@ def print_score(history: History, format_name: str) -> None:
 
 
 def score_page(result: Score) -> Iterator[Block]:
-    """Yield errors by strategy and world size, bias, coverage, orders, and what was left out."""
+    """Yield errors by strategy and world size, bias, coverage, orders, and the runs that were left out."""
     if not result.runs:
         yield "no run of the history can be scored: none has a stored prediction of its step and ended well"
         yield from _left_out(result)
@@ -152,7 +152,7 @@ def score_json(result: Score) -> dict[str, Any]:
 
 
 def score_rows(result: Score) -> Iterator[dict[str, object]]:
-    """Yield a row for CSV for each strategy, world size and part that has an error."""
+    """Yield a CSV row for each strategy, world size and part that has an error."""
     for group in result.groups:
         for part, spread in group.parts.items():
             yield {

@@ -155,7 +155,7 @@ def test_a_choice_of_real_ranks_ends_in_a_sentence_and_is_kept(
     words = ["choose", "ddp", "fsdp", "--shape", "tiny", *TINY, "--batch=8", "--steps", "3", "--budget", "5m", *places]
     assert run(words) == 0
     printed = capsys.readouterr()
-    assert "until then only those that are named" in printed.err
+    assert "until then only the named strategies" in printed.err
     *table, sentence = printed.out.splitlines()
     assert sentence.startswith(("ddp pays: ", "fsdp pays: ", "no winner between ", "no winner yet between "))
     assert 2 <= len(table) <= 9

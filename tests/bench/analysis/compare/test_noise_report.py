@@ -86,7 +86,7 @@ def test_a_suite_measured_twice_tells_what_its_trials_can_show(
     (step,) = [line for line in lines if "median step" in line]
     assert step.split()[:4] == ["ddp", "median", "step", "3"]
     assert step.rstrip().endswith("trials")
-    assert any(line.startswith("the same twice: ") for line in lines)
+    assert any(line.startswith("measured twice: ") for line in lines)
     assert lines[-1] == "drill is a fire drill and is left out"
     print_noise(found, "json")
     (row, *_) = json.loads(capsys.readouterr().out)["series"]

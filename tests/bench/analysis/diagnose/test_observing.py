@@ -116,9 +116,9 @@ def test_a_run_that_is_older_than_an_option_has_its_default_and_says_so(summary:
     older = {name: value for name, value in case.options.items() if name not in ("overlap", "lr_rule")}
     seen = observe(replace(summary, case=replace(case, options=older)), NO_HISTORY)
     assert seen.case.options == case.options
-    assert any("overlap" in line and "lr_rule" in line and "older" in line for line in seen.missing)
+    assert any("overlap" in line and "lr_rule" in line and "predates" in line for line in seen.missing)
     diagnose(seen)
-    assert not any("older" in line for line in observe(summary, NO_HISTORY).missing)
+    assert not any("predates" in line for line in observe(summary, NO_HISTORY).missing)
 
 
 def test_a_run_of_another_definition_is_compared_with_todays_law_and_says_so(summary: Summary) -> None:

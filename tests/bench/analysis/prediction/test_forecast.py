@@ -195,7 +195,7 @@ def test_the_optimizer_decides_where_a_step_has_few_tokens() -> None:
 def test_computing_decides_where_nothing_else_is_a_fifth() -> None:
     decides = forecast_on(made("fsdp", "checkpoint=full", batch=256), MACHINE).decides
     assert decides.about == "compute"
-    assert decides.words.endswith(" % of the step, some of it again for checkpointing")
+    assert decides.words.endswith(" % of the step, including recomputation for checkpointing")
 
 
 # Whole figures.

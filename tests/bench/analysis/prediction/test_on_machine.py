@@ -74,7 +74,7 @@ def test_a_curve_has_a_prediction_each(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("run ddp --on h100x8", "--on plans for a machine that is not here, and nothing can run there; add --dry-run"),
+        ("run ddp --on h100x8", "--on plans for another machine, on which nothing can run; add --dry-run"),
         ("run ddp --on nope --dry-run", 'machine "nope" is unknown; --on takes a100-40x8,'),
         ("run ddp --on h100x8 --dry-run --ranks 9", "ranks is 9, and h100x8 has 8 GPUs; use --ranks 8 or fewer"),
         ("run ddp --on h100x8 --dry-run --nodes 2", "--nodes cannot be set with it; leave them out"),

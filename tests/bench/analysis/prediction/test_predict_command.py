@@ -179,7 +179,7 @@ def test_a_page_fits_80_columns_between_words(line: str) -> None:
 
 def test_a_history_too_short_says_what_is_missing_and_keeps_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
     lines = _lines("predict ddp --device cpu --ranks 2", capsys)
-    assert "step: absent until what it rests on is measured" in lines
+    assert "step: absent until its rates are measured" in lines
     missing = [line for line in lines if line.startswith("not measured: ")]
     for command in ("matmul", "copies", "collectives", "ddp"):
         assert any(f"`observatory run {command} " in line for line in missing)

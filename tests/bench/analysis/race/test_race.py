@@ -229,7 +229,7 @@ def test_an_interrupted_race_goes_on_with_its_rounds_and_without_what_was_droppe
     begun = night.race(*names)
     assert begun.end.is_interrupted
     assert outcomes(begun) == {"ddp": "interrupted", "fsdp": "dropped", "zero1": "interrupted"}
-    assert "with the same options goes on" in sentence(begun)
+    assert "with the same options continues" in sentence(begun)
     end = night.race(*names, resumed=begun.result.id)
     assert end.referee.standing.winner == "zero1"
     assert outcomes(end) == {"ddp": "dropped", "fsdp": "dropped", "zero1": "done"}
@@ -280,7 +280,7 @@ def test_without_a_winner_the_time_that_would_tell_is_given(night: RaceNight) ->
     night.ranks, night.trial_s = Ranks(1, noise=0.02, factors={"ddp": 1.03}), 30.0
     end = night.race("ddp", "zero1", budget_s=6 * 60.0)
     assert sentence(end).startswith("no winner yet between zero1 and ddp; about ")
-    assert " min more would tell" in sentence(end)
+    assert " min more would decide" in sentence(end)
 
 
 def test_the_last_cases_are_left_out_where_not_all_fit_the_budget(night: RaceNight) -> None:

@@ -123,7 +123,7 @@ def test_csv_has_a_row_for_each_figure(observatory: Run) -> None:
     assert float(serial["low"]) <= 0.1 <= float(serial["high"])
     (peak,) = (row for row in rows if (row["figure"], row["part"]) == ("usl", "peak_ranks"))
     assert (peak["value"], peak["reason"].partition(":")[0]) == ("", "no peak up to 4 ranks")
-    assert "3 numbers of ranks meet any law of 3 parameters" in peak["reason"]
+    assert "a law with 3 parameters fits 3 numbers of ranks exactly" in peak["reason"]
 
 
 def test_the_example_of_the_help_works(observatory: Run) -> None:
@@ -188,7 +188,7 @@ def test_one_trial_has_no_interval_and_says_so() -> None:
     lines = _printed(ended(*runs), width=200)
     assert "intervals are absent: one trial has no interval" in lines
     assert "100 ms [" not in "\n".join(lines)
-    assert any(line.startswith("USL: intervals are absent: 3 numbers of ranks meet any law") for line in lines)
+    assert any(line.startswith("USL: intervals are absent: a law with 3 parameters fits") for line in lines)
 
 
 # What is refused
@@ -212,7 +212,7 @@ def test_a_suite_without_a_sweep_of_ranks_is_refused_with_the_next_move(observat
     _keep(weak_runs()[0])
     code, out, error = observatory("night")
     assert (code, out) == (MISUSE, "")
-    assert f"suite run {SUITE_RUN} has no scaling curve: no two cases that were measured differ in ranks only" in error
+    assert f"suite run {SUITE_RUN} has no scaling curve: no two measured cases differ only in ranks" in error
     assert 'give a case ranks = [1, 2, 4] and scaling = "weak" or "strong"' in error
     assert len(error.splitlines()) == 1
 

@@ -166,7 +166,7 @@ def test_a_curve_without_coherency_has_no_peak_in_most_experiments() -> None:
     found = _experiments("usl", (0.05, 0.0), 10, most_ranks=16)
     absent = [one.peak_ranks for one in found if one.peak_ranks is not None and one.peak_ranks.value is None]
     assert len(absent) >= 9
-    assert all(one.reason == "no peak up to 16 ranks: kappa's interval holds 0" for one in absent)
+    assert all(one.reason == "no peak up to 16 ranks: kappa's interval includes 0" for one in absent)
     assert all(one.low is not None and one.low > 16 for one in absent)
 
 
@@ -201,7 +201,8 @@ def test_there_is_no_interval_where_the_law_meets_any_points(trials: int) -> Non
     one = found.parameters["serial_fraction"]
     assert (one.low, one.high) == (None, None)
     assert one.reason == (
-        "2 numbers of ranks meet any law of 2 parameters, so nothing shows how far points lie off it; measure one more"
+        "a law with 2 parameters fits 2 numbers of ranks exactly, so nothing shows how far points lie off it; measure"
+        " one more"
     )
     assert found.most_speed_up.value is not None
     assert found.most_speed_up.low is None

@@ -111,7 +111,7 @@ def test_diagnose_says_who_is_late_and_what_is_absent(place: Place) -> None:
     assert code == 0
     assert "failed: the command ended with code 3" in out
     assert "who is late: rank 1 in optimizer, by " in out
-    assert "no cost model knows a program of one's own" in out
+    assert "no cost model covers a user's own program" in out
     document = json.loads(place.said("diagnose", "llama-sft", "--format", "json")[1])
     assert (document["late"]["rank"], document["late"]["phase"]) == (1, "optimizer")
     (row,) = csv.DictReader(io.StringIO(place.said("diagnose", "llama-sft", "--format", "csv")[1]))
@@ -125,7 +125,7 @@ def test_two_runs_of_a_name_are_compared_by_their_days(place: Place) -> None:
     assert code == 0
     assert re.search(r"median step .* worse", out)
     assert "its intervals show the noise within the run" in out
-    assert "one run a side, of whose stretches the intervals are" in out
+    assert "one run on each side: intervals are over its stretches" in out
     assert "--trials" not in out
     assert "steps 108" not in out  # How long a program runs is no setting.
 

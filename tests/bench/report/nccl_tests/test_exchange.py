@@ -88,7 +88,7 @@ def test_an_export_of_a_folder_names_the_machine_that_the_folder_keeps(store: st
 def test_a_run_without_collectives_is_refused_either_way(exchange: str, store: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(document())
     place = {"--import": "x.json", "--export": "theirs"}[exchange]
-    with pytest.raises(Misuse, match="run run-ddp is of ddp and measured no collective; `observatory run collectives`"):
+    with pytest.raises(Misuse, match="run run-ddp measured ddp, not a collective; `observatory run collectives`"):
         _told(store, "run-ddp", exchange, str(tmp_path / place))
 
 

@@ -69,7 +69,7 @@ def test_an_algorithm_is_named_within_its_file_and_whoever_reads_it_is_told() ->
     files = encode(_summary(_figures("all_reduce", 4096), _figures("all_reduce", 4096, algorithm="ring")))
     library, ring = (files[name] for name in ("all_reduce_perf.json", "all_reduce_perf.ring.json"))
     assert json.loads(ring)["args"] == ["observatory/all_reduce_perf", "--algorithm=ring"]
-    assert decode(ring, "x.json").notes == ("it is of the algorithm ring, not of the library's own",)
+    assert decode(ring, "x.json").notes == ("it used the algorithm ring, not the library's own",)
     assert decode(library, "x.json").notes == ()
 
 
@@ -159,5 +159,5 @@ def test_gloo_has_no_nccl_version() -> None:
 
 
 def test_a_run_without_collectives_is_refused() -> None:
-    with pytest.raises(Misuse, match="run run-a is of ddp and measured no collective; `observatory run collectives`"):
+    with pytest.raises(Misuse, match="run run-a measured ddp, not a collective; `observatory run collectives`"):
         encode(make_summary())

@@ -54,7 +54,7 @@ def test_a_reader_is_told_which_nights_wait_for_somebody_who_may_write(
         run(["check", *places])
     said = capsys.readouterr()
     assert "night night0019" in said.out
-    assert "suite nightly: nights after night0019 are not judged, which takes a store that can be written" in said.err
+    assert "suite nightly: nights after night0019 are not judged, because that needs a writable store" in said.err
 
 
 def test_a_reader_cannot_accept_a_level(

@@ -273,7 +273,7 @@ def test_a_run_that_was_ended_while_it_stood_still_says_where(tmp_path: Path) ->
     assert [rank.has_gone_on for rank in read_run(tmp_path).details.still] == [False, False]
     said = list(still_lines("r", read_run(tmp_path).details))
     assert said[:2] == [
-        "no step for 90 s after step 0, and none came after it",
+        "no step for 90 s after step 0, and none after that",
         "  rank 1 in data at a.py:3 in f; 1 other rank ahead",
     ]
     write_lines(
