@@ -182,7 +182,7 @@ def require_suite(name: str, suites: Sequence[str]) -> str:
     """Return the name if the history has runs of this suite.
 
     Raises:
-            Misuse: the history has none; the message offers the nearest name.
+        Misuse: the history has none; the message offers the nearest name.
     """
     if name in suites:
         return name

@@ -137,7 +137,7 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
     is Student's.
 
     Raises:
-            ValueError: there is no trial, a value is not a share, or a label is missing or unknown.
+        ValueError: there is no trial, a value is not a share, or a label is missing or unknown.
     """
     _require(metric, trials, labels, lambda value: 0 <= value <= 1, "from 0 to 1")
     middle = median(trials)

@@ -48,7 +48,7 @@ def join_ranks(timelines: Sequence[Timeline]) -> JoinedTrial:
     """Join the windows of all ranks of a trial.
 
     Raises:
-            ValueError: two Timelines have the same rank.
+        ValueError: two Timelines have the same rank.
     """
     joined = collectives(timelines)
     lateness = traced_lateness(joined)

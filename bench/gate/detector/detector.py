@@ -103,7 +103,7 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
     """Judge a night of a series; state: what the previous night returned, None for a new series.
 
     Raises:
-            ValueError: the night is not after the last one, has no trial, or has values that are not finite.
+        ValueError: the night is not after the last one, has no trial, or has values that are not finite.
     """
     before = SeriesState() if state is None else state
     require_finite(night.trials)
@@ -155,7 +155,7 @@ def confirm_by_rerun(
     """Judge the last night again, with new trials of the same night; state: from the `judge` call that suspected it.
 
     Raises:
-            ValueError: the last verdict was not a suspicion, there is no trial, or values are not finite.
+        ValueError: the last verdict was not a suspicion, there is no trial, or values are not finite.
     """
     require_finite(reruns)
     suspected = state.suspected

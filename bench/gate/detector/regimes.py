@@ -54,7 +54,7 @@ def regimes(nights: Sequence[Night], settings: DetectorSettings = SETTINGS) -> t
     """Return the regimes of a series, in order; none if there are fewer nights than a first verdict needs.
 
     Raises:
-            ValueError: the nights are not in order, have no trial, or have values that are not finite.
+        ValueError: the nights are not in order, have no trial, or have values that are not finite.
     """
     from scipy.special import stdtrit  # Imported here: reading states needs no scipy.
 
