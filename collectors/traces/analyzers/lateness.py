@@ -239,6 +239,40 @@ def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Ma
     return max(ends, key=lambda left_ns: min(left_ns.values()), default=none)
 
 
+# Delays that overlap.
+#
+# The all-reduces of one backward run at once, and a rank that is late by 6 ms comes 6 ms late to each of them: it holds
+# the others up for 6 ms, however many they are. That its delays overlap shows that the others had not waited for it in
+# between. So of delays that overlap the longest counts.
+
+
+def own_delays_ns(late: Iterable[LateArrival]) -> list[int]:
+    """Return by how much each arrival's delay exceeds those of the same rank before it that it overlaps.
+
+    Example: a rank comes at 10 ms to a collective to which the last but one came at 4 ms, and at 12 ms to one to which
+    that one came at 5 ms: 6 ms and 1 ms.
+    """
+    awaited: dict[int, _Awaited] = defaultdict(_Awaited)
+    return [awaited[each.rank].add(each.arrival_ns, each.delay_ns) for each in late]
+
+
+class _Awaited:
+    """The longest of the waits for a rank that overlap."""
+
+    def __init__(self) -> None:
+        self._end_ns: int | None = None
+        self._longest_ns = 0
+
+    def add(self, end_ns: int, wait_ns: int) -> int:
+        """Add a wait that ends then; return by how much it is longer than those that it overlaps."""
+        if self._end_ns is None or end_ns - wait_ns >= self._end_ns:
+            self._longest_ns = 0
+        own_ns = max(0, wait_ns - self._longest_ns)
+        self._longest_ns += own_ns
+        self._end_ns = end_ns if self._end_ns is None else max(self._end_ns, end_ns)
+        return own_ns
+
+
 # Delays by rank and step.
 #
 # Late arrivals within a step are not independent, since a rank that is behind stays behind until the step's end. So the
@@ -248,7 +282,7 @@ def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Ma
 def delays_by_step(
     late: Sequence[LateArrival], ranks: Sequence[int], step_of: Mapping[MatchedCollective, int]
 ) -> NDArray[np.int64]:
-    """Return (steps, ranks) delays in nanoseconds, one row for each step with a collective.
+    """Return (steps, ranks) delays in nanoseconds, a row for each step with a collective; see `own_delays_ns`.
 
     step_of: the step's number of each collective, late or not. Where it is empty, since no trace marks steps, a row
     holds all arrivals of a late rank until another rank is late: late ranks 0, 0, 2, 0 make three rows.
@@ -263,12 +297,20 @@ def delays_by_step(
         rows = np.concatenate(([0], np.cumsum(turns)))[: len(late)]
         count = int(rows[-1]) + 1 if late else 0
     delays_ns = np.zeros((count, len(ranks)), dtype=np.int64)
-    for row, arrival in zip(rows, late, strict=True):
-        delays_ns[row, column[arrival.rank]] += arrival.delay_ns
+    for row, arrival, own_ns in zip(rows, late, own_delays_ns(late), strict=True):
+        delays_ns[row, column[arrival.rank]] += own_ns
     return delays_ns
 
 
 NAMES_SHOWN = 3
+
+
+def _shared_out(doing_ns: Mapping[Activity, int], delay_ns: int, part_ns: int) -> dict[Activity, int]:
+    """Return the activities' shares of a part of the delay; they add up to it."""
+    shares_ns = {activity: doing_ns[activity] * part_ns // delay_ns for activity in ACTIVITIES}
+    largest = max(ACTIVITIES, key=lambda activity: shares_ns[activity])
+    shares_ns[largest] += part_ns - sum(shares_ns.values())
+    return shares_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,8 +318,9 @@ class Lateness:
     """The lateness of one rank.
 
     collectives: how many it took part in. last: to how many of these it came last.
-    delay_ns: how much sooner those could have begun, had it come with the last but one: a sum.
-    waits_ns: by other rank, how long it waited in those from its own arrival; only ranks that were in one of them.
+    delay_ns: how much sooner those could have begun, had it come with the last but one: a sum, in which of
+    delays that overlap the longest counts. waits_ns: by other rank, how long it waited in those from its own arrival,
+    added up alike; only ranks that were in one of them.
     doing_ns: the delay by activity, see `LateArrival`. cause: the largest part; None if the rank was never last.
     names: the events that ran longest in the cause, the longest first.
     """
@@ -298,18 +341,24 @@ class Lateness:
 
 
 def _lateness(rank: int, collectives: int, late: Sequence[LateArrival], activities: Activities) -> Lateness:
-    doing_ns = {activity: sum(arrival.doing_ns[activity] for arrival in late) for activity in ACTIVITIES}
+    own_ns = own_delays_ns(late)
+    doing_ns = dict.fromkeys(ACTIVITIES, 0)
+    for arrival, part_ns in zip(late, own_ns, strict=True):
+        for activity, spent_ns in _shared_out(arrival.doing_ns, arrival.delay_ns, part_ns).items():
+            doing_ns[activity] += spent_ns
     cause = max(ACTIVITIES, key=lambda activity: doing_ns[activity])
     start_ns, end_ns = (np.array([arrival.window_ns[edge] for arrival in late], dtype=np.int64) for edge in (0, 1))
     waits_ns: Counter[int] = Counter()
+    awaited: dict[int, _Awaited] = defaultdict(_Awaited)
     for arrival in late:
-        waits_ns.update(arrival.waits_ns)
+        for other, wait_ns in arrival.waits_ns.items():
+            waits_ns[other] += awaited[other].add(arrival.arrival_ns, wait_ns)
     names_ns = activities.names_ns(cause, union(start_ns, end_ns))
     return Lateness(
         rank=rank,
         collectives=collectives,
         last=len(late),
-        delay_ns=sum(arrival.delay_ns for arrival in late),
+        delay_ns=sum(own_ns),
         waits_ns=dict(sorted(waits_ns.items())),
         doing_ns=doing_ns,
         cause=cause if late else None,
