@@ -129,10 +129,16 @@ def command(
 def find_shown(run: str, runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> Summary:
     """Return the run of this folder or name prefix, after adding runs whose runner died to the history.
 
+    Of a watched run that is active, what is known so far.
+
     Raises:
         Misuse: there is no such run, there are several, or it is still running.
         InfrastructureFailed: the history cannot be read.
     """
+    from bench.session.watched.active import active_summary
+
+    if (active := active_summary(run, runs_folder)) is not None:
+        return active
     if not Path(run).is_dir():
         _take_in(runs_folder, store_url, of_all_users=of_all_users)
     return _find(run, runs_folder, store_url)

@@ -216,7 +216,8 @@ def _cause(
     good, bad, missing = evidence.good, evidence.bad, list(evidence.missing)
     traces: TraceChange | None = None
     if has_traces and good is not None and verdict.key.metric in _OF_STEPS:
-        compared = trace_change(_folder(good, runs_folder), _folder(bad, runs_folder))
+        watched = None if bad.watched is None else bad.watched.name
+        compared = trace_change(_folder(good, runs_folder), _folder(bad, runs_folder), watched=watched)
         if isinstance(compared, str):
             missing.append(compared)
         else:

@@ -255,7 +255,8 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
 
 def _watched(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -> Summary:
     """Summarise a watched run. outcome, cause: used only if nobody recorded how its command ended."""
-    run, machine = read_run(folder), machine_of(folder)
+    is_active = read_watch_file(folder).end_unix_s is None and is_running(folder)
+    run, machine = read_run(folder, is_active=is_active), machine_of(folder)
     if run.file.exit_code is not None or run.file.signal is not None:
         outcome, cause = _end_of(run)
     ended_s = run.file.end_unix_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -108,6 +109,11 @@ class Summary:
     prediction: StoredPrediction | None = None
     watched: WatchedDetails | None = None
     schema_version: int = SCHEMA_VERSION
+
+
+def outcome_of(summary: Summary) -> TrialOutcome | Literal["active"]:
+    """Return how the run ended, or of a watched run whose command still runs that it is active."""
+    return "active" if summary.watched is not None and summary.watched.is_active else summary.outcome
 
 
 def steps_of_a_trial(summary: Summary) -> int:

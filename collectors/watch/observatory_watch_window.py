@@ -159,7 +159,10 @@ class Windows:
         waited_ns = now - self._opened_ns
         if self._is_mine:
             acknowledged = [f"{proposal['id']} steps {each}" for each in range(world)]
-            if store.check(acknowledged):
+            is_complete = store.check(acknowledged)
+            if (is_complete or waited_ns > ANSWER_NS) and self._request() != proposal:  # Withdrawn.
+                self._forget()
+            elif is_complete:
                 self._commit(proposal, max(int(store.get(each)) for each in acknowledged), store)
             elif waited_ns > ANSWER_NS:
                 silent = [each for each, name in enumerate(acknowledged) if not store.check([name])]
@@ -349,8 +352,9 @@ class Windows:
         return {"id": number, "steps": steps, "why": str(request["why"])[:200]}
 
     def _take_away(self) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._hook, REQUEST))
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # What cannot be read is no request.
+            if self._request() == self._proposal:  # Else it was withdrawn, and what is there is another one.
+                os.unlink(os.path.join(self._hook, REQUEST))
 
     def _path(self, window: dict[str, Any], name: str) -> str:
         return os.path.join(self._watch.settings["folder"], FOLDER, str(window["id"]), name)

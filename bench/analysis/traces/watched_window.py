@@ -23,13 +23,12 @@ from bench.results.watched.windows import RESULT, RankPhases, WindowFolder, miss
 from collectors.files import replace_file
 from collectors.traces.analyzers.collectives import Collectives, collectives
 from collectors.traces.analyzers.critical_path import critical_path
-from collectors.traces.analyzers.lateness import Activities, LateArrival, late_arrivals, traced_lateness
+from collectors.traces.analyzers.lateness import Activities, LateArrival, late_arrivals, own_delays_ns, traced_lateness
 from collectors.traces.analyzers.stragglers import NoStraggler, Straggler, verdict
 from collectors.traces.breakdown import breakdowns
-from collectors.traces.cross_rank.collective_times import steps_of
 from collectors.traces.cross_rank.matching import ROOTED
 from collectors.traces.intervals import clip, length_ns, union
-from collectors.traces.steps import launches, steps
+from collectors.traces.steps import launches
 from collectors.traces.timeline import Timeline
 
 LATE_RATIO = 0.05
@@ -166,8 +165,7 @@ def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> t
         more = "" if judged.more is None else f"; trace at least {judged.more} more steps"
         return Late(verdict="unsure", reason=f"{judged.why}{more}"), None
     arrivals = _arrivals(analysis, judged.rank)
-    delays_ns = _longest_of_steps(analysis, arrivals)
-    cost_ratio = min(1.0, sum(delays_ns) / max(1, lateness.traced_ns))
+    cost_ratio = min(1.0, judged.delay_ns / max(1, lateness.traced_ns))
     if cost_ratio < LATE_RATIO:
         reason = (
             f"rank {judged.rank}, the costliest, holds the others up for {100 * cost_ratio:.1f} % of the traced"
@@ -175,10 +173,10 @@ def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> t
         )
         return Late(verdict="unsure", reason=reason), None
     spent_ns = _phases_of_delay(analysis, judged, arrivals, phases)
-    return _late(judged, spent_ns, cost_ratio, sum(delays_ns) / max(1, lateness.delays_ns.shape[0])), judged.cause
+    return _late(judged, spent_ns, cost_ratio, judged.delay_ns / max(1, lateness.delays_ns.shape[0])), judged.cause
 
 
-def _late(judged: Straggler, spent_ns: Mapping[str, int], cost_ratio: float, late_ns: float) -> Late:
+def _late(judged: Straggler, spent_ns: Mapping[str, float], cost_ratio: float, late_ns: float) -> Late:
     phase = max(spent_ns, key=lambda name: spent_ns[name], default=None)
     share = 0.0 if phase is None else spent_ns[phase] / judged.delay_ns
     if share < PHASE_RATIO:
@@ -210,36 +208,23 @@ def _arrivals(analysis: Collectives, rank: int) -> list[LateArrival]:
     return [arrival for arrival in late if arrival.rank == rank]
 
 
-def _longest_of_steps(analysis: Collectives, arrivals: Sequence[LateArrival]) -> list[int]:
-    """Return the longest delay of each step in which the rank is late, in nanoseconds.
-
-    The collectives of one backward pass run concurrently, and a rank that is 6 ms late arrives 6 ms late at each of
-    them: the step is 6 ms longer, however many collectives there are.
-    """
-    alignment = analysis.alignment
-    marked = {timeline.rank: steps(timeline) for timeline in alignment.timelines}
-    step_of = steps_of(analysis.times, alignment.timelines, marked, alignment.offset_ns)
-    longest_ns: dict[int, int] = {}
-    for number, arrival in enumerate(arrivals):
-        step = step_of.get(arrival.matched, number)
-        longest_ns[step] = max(longest_ns.get(step, 0), arrival.delay_ns)
-    return list(longest_ns.values())
-
-
 def _phases_of_delay(
     analysis: Collectives, judged: Straggler, arrivals: Sequence[LateArrival], phases: Mapping[int, PhaseTimes]
-) -> Counter[str]:
-    """Return how much longer the late rank spent in each phase than the rank that arrived before it, in nanoseconds."""
+) -> dict[str, float]:
+    """Return how much longer the late rank spent in each phase than the rank that arrived before it, in nanoseconds.
+
+    Of overlapping delays each counts only by what it adds, as in the rank's delay.
+    """
     alignment = analysis.alignment
     by_rank = {timeline.rank: timeline for timeline in alignment.timelines}
     # If the device's own work made the rank late, the host's phases ended long before; each kernel's launch gives its
     # phase.
     is_device = by_rank[judged.rank].is_device and judged.cause not in ("host", "data loading")
-    spent_ns: Counter[str] = Counter()
+    spent_ns = dict.fromkeys(PHASES, 0.0)
     launched = (
         {rank: _Launched(timeline, phases.get(rank, {})) for rank, timeline in by_rank.items()} if is_device else {}
     )
-    for arrival in arrivals:
+    for arrival, own_ns in zip(arrivals, own_delays_ns(arrivals), strict=True):
         other, windows = _windows(arrival, alignment.offset_ns)
         for rank, sign in ((arrival.rank, 1), (other, -1)):
             for name in PHASES:
@@ -247,7 +232,7 @@ def _phases_of_delay(
                     within_ns = launched[rank].within_ns(name, windows[rank])
                 else:
                     within_ns = _within_ns(phases.get(rank, {}).get(name, ()), windows[rank])
-                spent_ns[name] += sign * within_ns
+                spent_ns[name] += sign * within_ns * own_ns / arrival.delay_ns
     return spent_ns
 
 

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from bench.cli.options import RUNS, SHARING, STORE, NamedText
 from bench.errors import CASE_FAILED, FINE, Misuse
 
 MOST_TAGS = 16
+MOST_MINUTES = 7 * 24 * 60
 MOST_STEPS = 50
 """As `collectors.watch.observatory_watch_window.MOST_STEPS`."""
 _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})")
+
+
+class Minutes(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
+    """A whole number of minutes, up to a week."""
+
+    name = "minutes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        minutes = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(MOST_MINUTES)) else 0
+        if not 1 <= minutes <= MOST_MINUTES:
+            self.fail(f"{text!r} is no whole number of minutes from 1 to {MOST_MINUTES:,}", param, ctx)
+        return minutes
 
 
 @click.command(name="watch", context_settings={"allow_interspersed_args": False})
@@ -35,7 +51,7 @@ _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})"
     "--window-every",
     "window_minutes",
     metavar="MINUTES",
-    type=click.IntRange(1, 7 * 24 * 60),
+    type=Minutes(),
     help="Minutes between windows of traced steps.",
 )
 @click.option(
@@ -45,6 +61,7 @@ _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})"
     show_default=True,
     help="Number of steps to trace at a time.",
 )
+@click.option("--no-slow-windows", is_flag=True, help="Trace no steps when they become slower than the job's own past.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress, only the table at the end.")
 @click.option(
     "--live", is_flag=True, help="Redraw one progress line in place; it can overwrite the script's progress bar."
@@ -64,6 +81,7 @@ def command(
     attached: str | None,
     window_minutes: int | None,
     steps: int,
+    no_slow_windows: bool,
     quiet: bool,
     live: bool,
     redact: bool,
@@ -84,7 +102,8 @@ def command(
       observatory watch --name llama-sft -- torchrun --nproc-per-node 8 train.py
     """
     if attached is not None:
-        if words or name is not None or tag_words or window_minutes is not None or quiet or live or redact:
+        others = (name, tag_words, window_minutes, no_slow_windows, quiet, live, redact)
+        if words or any(each not in (None, (), False) for each in others):
             raise Misuse(
                 "--attach NAME takes only --steps and --runs: it traces a job that is already watched; leave the"
                 " command and the other options out"
@@ -99,6 +118,12 @@ def command(
         name = default_name(words)
     if not NAME.fullmatch(name):
         raise Misuse(f"--name {name!r} cannot name a run; use up to 63 letters, digits and `.`, `_` or `-`")
+    is_chosen = context.get_parameter_source("steps") is ParameterSource.COMMANDLINE
+    if is_chosen and no_slow_windows and window_minutes is None:
+        raise Misuse(
+            f"--steps {steps} has no window: --no-slow-windows leaves only those of --attach, where --steps is given"
+            " again; add --window-every, or leave --steps out"
+        )
     if live and quiet:
         raise Misuse("--live draws the progress that --quiet leaves out; use one of them")
     request = WatchRequest(
@@ -113,6 +138,7 @@ def command(
         umask=context.obj if isinstance(context.obj, int) else None,
         window_every_s=None if window_minutes is None else 60.0 * window_minutes,
         window_steps=steps,
+        has_slow_windows=not no_slow_windows,
     )
     return watch(request)
 

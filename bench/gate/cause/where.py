@@ -193,10 +193,10 @@ class TraceChange:
     notes: tuple[str, ...]
 
 
-def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
+def trace_change(good: Path | None, bad: Path | None, *, watched: str | None = None) -> TraceChange | str:
     """Return the difference of the newest windows in the folders of both runs, or why there is none.
 
-    good, bad: None if the folder is gone.
+    good, bad: None if the folder is gone. watched: name of the watched runs; None for runs of a suite.
     """
     from bench.results.timelines import newest_windows, read_files
     from collectors.traces.analyzers.diff import ItemChange, NothingToCompare, difference
@@ -210,7 +210,9 @@ def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
         except OSError as error:
             return f"the traces of the {which} run cannot be read: {error.strerror or error}"
         if not windows[-1]:
-            return f"the {which} run has no trace; set trace_steps = 3 in the suite"
+            if watched is None:
+                return f"the {which} run has no trace; set trace_steps = 3 in the suite"
+            return f"the {which} run has no trace; `observatory watch --attach {watched}` traces a job while it runs"
     ranks = sorted(windows[0].keys() & windows[1].keys())
     if not ranks:
         return "no rank has a trace in both runs"

@@ -35,7 +35,7 @@ from bench.results.trials import join_by_labels, read_rank_logs
 from bench.store.hardware_baselines import PredictedStep
 from bench.store.run_dir import case_file, is_gone
 from bench.store.scaling_baseline import Point
-from bench.store.summary import Summary
+from bench.store.summary import Summary, outcome_of
 from collectors.metrics import results
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
 
@@ -399,7 +399,7 @@ COLUMNS = ("run", "strategy", "ranks", "outcome", "metric", "labels", "median", 
 
 def _rows(summary: Summary) -> list[dict[str, object]]:
     case = summary.case
-    run = {"run": summary.run, "strategy": case.strategy, "ranks": case.ranks, "outcome": summary.outcome}
+    run = {"run": summary.run, "strategy": case.strategy, "ranks": case.ranks, "outcome": outcome_of(summary)}
     figures: list[tuple[str, str, float, Estimate | EstimatedRatio, int]] = [
         (
             estimate.metric,

@@ -13,7 +13,7 @@ from bench.report.table import Block, Table, whole, write
 from bench.results.estimate import Estimate, of_metric
 from bench.results.watched.details import Late, TracedWindow, WatchedDetails, WatchedRank
 from bench.results.watched.still import duration_words, still_words
-from bench.store.summary import Summary
+from bench.store.summary import Summary, outcome_of
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 
@@ -45,7 +45,7 @@ COLUMNS = ("run", "name", "verdict", "rank", "phase", "late_s", "step_ratio", "r
 
 def watched_settings(summary: Summary, watched: WatchedDetails, *, has_details: bool) -> list[tuple[str, str]]:
     """Return the watched program, and how its steps were detected, in rows of two cells."""
-    outcome = summary.outcome.replace("_", " ")
+    outcome = outcome_of(summary).replace("_", " ")
     measured = f"{plural(summary.case.steps, 'measured step')} of {watched.steps}"
     rules = f", found by {' and '.join(watched.rules)}" if watched.rules else ""
     rows = [("run", f"{summary.run}: {outcome}, {measured}{rules}"), ("watched", watched.name)]
@@ -176,7 +176,7 @@ def print_watched_diagnosis(summary: Summary, format_name: str, console: Console
         lambda: {
             "run": summary.run,
             "name": watched.name,
-            "outcome": summary.outcome,
+            "outcome": outcome_of(summary),
             "late": asdict(late),
             "windows": [asdict(window) for window in watched.windows],
             "missing": [_NOT_PREDICTED, *summary.notes],
@@ -188,7 +188,7 @@ def print_watched_diagnosis(summary: Summary, format_name: str, console: Console
 
 
 def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
-    yield f"{summary.run}: {summary.case.title}, {summary.outcome.replace('_', ' ')}"
+    yield f"{summary.run}: {summary.case.title}, {outcome_of(summary).replace('_', ' ')}"
     if summary.cause is not None:
         yield f"failed: {summary.cause.text}"
     yield from late_lines(watched.late)
@@ -216,6 +216,7 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
     yield ""
     if traced is None:
         attach = f"`observatory watch --attach {watched.name}`"
-        yield f"next: during the next run, {attach} traces the same steps on all ranks"
+        when = "" if watched.is_active else "during the next run, "
+        yield f"next: {when}{attach} traces the same steps on all ranks"
     else:
         yield f"next: `observatory analyse stragglers {summary.run}` has the newest window's traces in full"

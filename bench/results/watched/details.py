@@ -107,6 +107,7 @@ class WatchedDetails:
     run of eight steps in so many, where there are more. device_clock: whether steps are timed by the devices.
     work_reason: why `work` is what it is. windows: traced steps, the newest of them.
     still: where ranks stood when no step came any more, the last time that this was so.
+    is_active: whether the command still ran, so that all of this is what was known by then.
     """
 
     name: str
@@ -132,3 +133,4 @@ class WatchedDetails:
     work_reason: str = "no step was reported"
     windows: tuple[TracedWindow, ...] = ()
     still: tuple[StillRank, ...] = ()
+    is_active: bool = False

@@ -22,21 +22,22 @@ class NewestSteps:
         self.begin: Begin | None = None
         self.of_number: deque[tuple[int, int, dict[str, float], float]] = deque(maxlen=most)
 
-    def take(self, text: bytes) -> None:
-        """Add the steps of a line; nothing of one that is not whole."""
+    def take(self, text: bytes) -> Steps | None:
+        """Add the steps of a line, and return them; nothing of one that is not whole."""
         try:
             line = _DECODER.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return
+            return None
         columns = {name: getattr(line, "tokens" if name == "tokens" else f"{name}_ns") for name in OF_A_STEP}
         known = [each for each in (*columns.values(), line.backward_calls) if each is not None]
         if any(len(each) != len(line.end_ns) for each in known):
-            return
+            return None
         for place, end_ns in enumerate(line.end_ns):
             times = {
                 name: _value(column, place) * (1.0 if name == "tokens" else 1e-9) for name, column in columns.items()
             }
             self.of_number.append((line.first + place, end_ns, times, _value(line.backward_calls, place)))
+        return line
 
 
 def _value(column: Sequence[float | None] | None, place: int) -> float:

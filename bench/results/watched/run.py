@@ -120,8 +120,10 @@ def first_case(folder: Path) -> Case:
     raise Misuse(f"{folder}: no process of watched run {file.name} has reported yet")
 
 
-def read_run(folder: Path) -> WatchedRun:
+def read_run(folder: Path, *, is_active: bool = False) -> WatchedRun:
     """Read all files of a watched run; ranks that left none, died or wrote half a line are notes, not errors.
+
+    is_active: its command still runs, so that no rank is taken to have died.
 
     Raises:
         Misuse: watch.json cannot be read.
@@ -139,7 +141,8 @@ def read_run(folder: Path) -> WatchedRun:
     present = set(job.ranks)
     world_size = max((begin.world_size for begin in begins), default=0)
     missing = [rank for rank in range(world_size) if rank not in present]
-    died = tuple(rank for rank, attempt in zip(job.ranks, job.attempts, strict=True) if not attempt.has_ended)
+    ended = [is_active or attempt.has_ended for attempt in job.attempts]
+    died = tuple(rank for rank, has_ended in zip(job.ranks, ended, strict=True) if not has_ended)
     details = WatchedDetails(
         name=file.name,
         late=late,
@@ -164,6 +167,7 @@ def read_run(folder: Path) -> WatchedRun:
         work_reason=why,
         windows=traced_windows(folder)[-MOST_WINDOWS:],
         still=tuple(_stills(job)),
+        is_active=is_active,
     )
     return WatchedRun(
         file=file,

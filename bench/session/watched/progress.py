@@ -20,6 +20,7 @@ from bench.results.watched.late import find_late
 from bench.results.watched.newest import NewestSteps, newest_job
 from bench.results.watched.rank_files import Begin, Still
 from bench.results.watched.still import StillRank, duration_words, still_words
+from bench.session.watched.slower import SlowerSteps
 from collectors.files import open_to_read
 
 RECENT = 200
@@ -58,9 +59,10 @@ class RankProgress:
 
     steps: that it has made. step_ns: of those steps that are written. phases_ns: sums over the steps that have a time.
     still: where it stands, if no step came since it said so. newest: its newest steps, for who is late.
+    slower: takes its steps as well.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, slower: SlowerSteps | None = None) -> None:
         self.rank = int(path.stem.removeprefix("watch_rank"))
         self.steps = 0
         self.rules: list[str] = []
@@ -70,7 +72,7 @@ class RankProgress:
         self.recent: deque[tuple[int, int, float]] = deque(maxlen=RECENT)
         self.still: StillRank | None = None
         self.newest = NewestSteps(RECENT)
-        self._path, self._offset = path, 0
+        self._path, self._offset, self._slower = path, 0, slower
 
     def read(self) -> None:
         """Read what was appended since the last time; a line that is no line of ours is passed over."""
@@ -97,12 +99,16 @@ class RankProgress:
             self.still = StillRank.of(self.rank, msgspec.json.decode(text, type=Still))
         elif line.kind == "begin":
             self.newest.begin = msgspec.json.decode(text, type=Begin)
+            if self._slower is not None and self.newest.begin.rank == self.rank:
+                self._slower.begin(self.newest.begin)
         elif line.kind == "end":
             self.still = None
         if line.kind != "steps":
             return
         self.still = None
-        self.newest.take(text)
+        steps = self.newest.take(text)
+        if steps is not None and self._slower is not None:
+            self._slower.take(self.rank, steps)
         if line.rule is not None and line.rule not in self.rules:
             self.rules.append(line.rule)
         self.steps = line.first + len(line.step_ns)
@@ -128,10 +134,15 @@ def _at(column: Sequence[float | None] | None, place: int) -> float:
 
 
 class JobProgress:
-    """The ranks of a watched run, read again and again. folder: of the run. clock_s: monotonic."""
+    """The ranks of a watched run, read again and again. folder: of the run. clock_s: monotonic.
 
-    def __init__(self, folder: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock_s = folder, clock_s
+    slower: takes the ranks' steps as well, to judge whether they become slower.
+    """
+
+    def __init__(
+        self, folder: Path, clock_s: Callable[[], float] = time.monotonic, slower: SlowerSteps | None = None
+    ) -> None:
+        self._folder, self._clock_s, self._slower = folder, clock_s, slower
         self._steps, self._stepped_s = 0, clock_s()
         self.ranks: dict[str, RankProgress] = {}
 
@@ -141,7 +152,7 @@ class JobProgress:
             if path.name not in self.ranks and path.stem.removeprefix("watch_rank").isdecimal():
                 if most_ranks is not None and len(self.ranks) >= most_ranks:
                     break
-                self.ranks[path.name] = RankProgress(path)
+                self.ranks[path.name] = RankProgress(path, self._slower)
         for rank in self.ranks.values():
             rank.read()
         if (steps := sum(rank.steps for rank in self.ranks.values())) != self._steps:

@@ -20,6 +20,7 @@ from bench.report.table import open_console, print_page
 from bench.session.watched.child import exit_code, run_child
 from bench.session.watched.command_line import check_waits, known_words, read_script
 from bench.session.watched.progress import JobProgress, LiveLine
+from bench.session.watched.slower import BLOCK_NS, SlowerSteps
 from bench.session.watched.windows import STEPS, JobWindows
 from bench.store import run_dir
 from bench.store.active_runs import lock_folder
@@ -48,7 +49,8 @@ class WatchRequest:
     """A command to watch. name: of the series that the run belongs to. umask: of the command, None: as ours.
 
     tags: declared by a person; runs with other tags are another series. is_quiet: print no progress.
-    window_every_s: time between windows of `window_steps` traced steps; None for windows on request only.
+    window_every_s: time between windows of `window_steps` traced steps; None for none of these. has_slow_windows:
+    trace a window when the steps become slower than their own past; block_ns: of steps that are compared.
     is_drawn: draw the progress over one line of a terminal. is_redacted: leave folders
     out of stored paths, of the script and in stacks.
     """
@@ -64,6 +66,8 @@ class WatchRequest:
     umask: int | None = None
     window_every_s: float | None = None
     window_steps: int = STEPS
+    has_slow_windows: bool = True
+    block_ns: int = BLOCK_NS
 
 
 def watch(request: WatchRequest) -> int:
@@ -83,8 +87,11 @@ def watch(request: WatchRequest) -> int:
         folder = _make_folder(request, stack)
         document = _describe(request, folder)
         _write_document(folder, document)
-        live, progress = LiveLine(is_drawn=request.is_drawn), JobProgress(folder)
-        windows = JobWindows(folder, every_s=request.window_every_s, steps=request.window_steps)
+        if not request.is_quiet:
+            say(f"run {folder.name}: `observatory show {request.name}` shows it while it runs")
+        slower = SlowerSteps(request.block_ns) if request.has_slow_windows else None
+        live, progress = LiveLine(is_drawn=request.is_drawn), JobProgress(folder, slower=slower)
+        windows = JobWindows(folder, every_s=request.window_every_s, steps=request.window_steps, slower=slower)
 
         def beat() -> None:
             progress.read()

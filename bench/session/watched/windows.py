@@ -6,23 +6,30 @@ the process that watches passes signals on meanwhile: `python -m bench.session.w
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.results.watched.details import TracedWindow
-from bench.results.watched.windows import WindowFolder, missed, window_folder, window_numbers
+from bench.results.watched.windows import RESULT, WindowFolder, missed, window_folder, window_numbers
+from bench.session.watched.active import running_job
+from bench.session.watched.slower import SLOWER, SlowerSteps
 from bench.store.active_runs import is_running
 from bench.store.files import read_small
-from collectors.files import is_ours, make_subfolder, replace_file, user_name
+from collectors.files import make_subfolder, replace_file
 from collectors.watch.observatory_watch_window import FOLDER, MOST_STEPS, REQUEST
 
 STEPS = 12
@@ -34,9 +41,10 @@ MISSING_S = 60.0
 """Time that ranks have for their traces after the first one has come."""
 JOIN_S = 120.0
 """Time for the last traces to be joined after the command's end."""
+SLOW_S = 600.0
+"""Least time between two windows that are traced because the steps became slower."""
 LOOK_S = 0.5
 _RANK = re.compile(r"watch_rank(\d+)\.jsonl")
-_RUN = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{6}")
 
 
 def request_window(run: Path, steps: int, why: str) -> int:
@@ -79,10 +87,27 @@ def _new_folder(windows: Path) -> int:
     raise Misuse(f"{windows.parent.name} has {MOST_FOLDERS} windows, and answers no further request; start a new run")
 
 
-class JobWindows:
-    """The windows of a job while it runs: asks for one each `every_s`, and joins what the ranks have traced.
+def withdraw_window(run: Path, number: int) -> bool:
+    """Take a request for a window back; return whether that was in time, before the ranks agreed on its steps."""
+    from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
 
-    every_s: None for no windows but those that others ask for. clock_s: monotonic.
+    path = run / HOOK_FOLDER / REQUEST
+    with suppress(OSError, msgspec.DecodeError, KeyError):
+        if msgspec.json.decode(read_small(path, follows_link=False), type=dict[str, Any])["id"] == number:
+            path.unlink()
+    if window_folder(run, number).agreed is None:
+        drop_window(run, number, "withdrawn before the ranks agreed on its steps")
+        if window_folder(run, number).agreed is None:
+            return True
+        (run / FOLDER / str(number) / RESULT).unlink(missing_ok=True)  # They did so meanwhile.
+    return False
+
+
+class JobWindows:
+    """The windows of a job while it runs: asks for them, and joins what the ranks have traced.
+
+    every_s: time between two windows; None for none of these. slower: says when the steps have become slower, which is
+    a reason for a window, too; None for none of these. clock_s: monotonic.
     """
 
     def __init__(
@@ -91,10 +116,13 @@ class JobWindows:
         *,
         every_s: float | None = None,
         steps: int = STEPS,
+        slower: SlowerSteps | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._every_s, self._steps, self._clock_s = run, every_s, steps, clock_s
         self._due_s = None if every_s is None else clock_s() + every_s
+        self._slower, self._slow_due_s = slower, -math.inf
+        self._traced: dict[int, tuple[int, int]] = {}
         self._done: set[int] = set()
         self._since_s: dict[int, float] = {}
         self._join: tuple[int, subprocess.Popen[bytes]] | None = None
@@ -105,6 +133,8 @@ class JobWindows:
         self._poll_join()
         waiting = [number for number in window_numbers(self._run) if number not in self._done]
         for window in (window_folder(self._run, number) for number in waiting):
+            if window.agreed is not None and window.agreed.first is not None and window.agreed.last is not None:
+                self._traced[window.number] = window.agreed.first, window.agreed.last
             if window.result is not None:
                 self._take(window.result)
             elif self._join is None and self._is_ready(window):
@@ -115,6 +145,25 @@ class JobWindows:
                 request_window(self._run, self._steps, f"--window-every {(self._every_s or 0.0) / 60:g}")
             except (Misuse, InfrastructureFailed):  # The one before still waits; the next comes in its time.
                 return
+        elif self._slower is not None:
+            self._follow(self._slower, is_open=bool(waiting))
+
+    def _follow(self, slower: SlowerSteps, *, is_open: bool) -> None:
+        """Ask for a window where the steps have become slower. is_open: there is one already."""
+        try:
+            slower.judge(self._traced.values())
+        except Exception as error:  # noqa: BLE001  # No mistake of ours may end a watch whose command goes on.
+            self._slower = None
+            say(f"whether the steps become slower is not judged any more: {type(error).__name__}: {error}")
+            return
+        slowdown, now_s = slower.slowdown, self._clock_s()
+        if slowdown is None or is_open or now_s < self._slow_due_s:
+            return
+        if len(list(self._run.glob("watch_rank*.jsonl"))) < slower.world_size:  # Other nodes' ranks see no request.
+            return
+        slower.slowdown, self._slow_due_s = None, now_s + SLOW_S
+        with suppress(Misuse, InfrastructureFailed):  # It has as many windows as it may, or the disk is full.
+            request_window(self._run, self._steps, slowdown.words())
 
     def finish(self) -> None:
         """The command has ended: join what is there, and drop what never came."""
@@ -143,15 +192,21 @@ class JobWindows:
         """Return the newest window in a few words, for the live line.
 
         Example: traced: exposed 14 %, waiting 80 %, rank 1 late in backward
+        One that the steps' slowdown asked for begins with it: the step became 23 % slower than its past (since step
+        1,200); traced: exposed 14 %
         """
         window = self._newest
-        if window is None or window.dropped is not None:
+        if window is None:
             return None
+        is_slow = window.why.startswith(SLOWER)
+        if window.dropped is not None:
+            return f"{window.why}; not traced: {window.dropped}" if is_slow else None
         ratios = (("exposed", window.exposed_ratio), ("waiting", window.waiting_ratio))
         words = [f"{name} {100 * ratio:.0f} %" for name, ratio in ratios if ratio is not None]
         if window.late is not None and window.late.rank is not None:
             words.append(f"rank {window.late.rank} late" + (f" in {window.late.phase}" if window.late.phase else ""))
-        return f"traced: {', '.join(words)}" if words else None
+        traced = f"traced: {', '.join(words)}" if words else None
+        return "; ".join(filter(None, (window.why if is_slow else None, traced))) or None
 
     def _take(self, result: TracedWindow) -> None:
         self._done.add(result.number)
@@ -195,18 +250,52 @@ class JobWindows:
 def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
     """Ask the watched job of this name for a window, and return it once its traces are joined.
 
-    None if the job ended before.
+    None if the job ended before. Ctrl-C, SIGTERM and a closed terminal withdraw the request.
 
     Raises:
         Misuse: no such job of this user runs, or a request is there already.
         InfrastructureFailed: its folder cannot be written.
+        KeyboardInterrupt: somebody interrupted the wait.
     """
     run = running_job(name, runs)
     ranks = [int(match[1]) for path in run.iterdir() if (match := _RANK.fullmatch(path.name))]
     if ranks and 0 not in ranks:
         raise Misuse(f"{run.name} has no rank 0, which chooses the steps; trace the run of that rank's node")
-    number = request_window(run, steps, "--attach")
-    say(f"{run.name}: asked the ranks to trace {steps} steps; they take up the request at the end of a step")
+    with _interruptible():
+        number = request_window(run, steps, "--attach")
+        try:
+            say(f"{run.name}: asked the ranks to trace {steps} steps; they take up the request at the end of a step")
+            return _wait_for(run, number, name)
+        except KeyboardInterrupt:
+            if withdraw_window(run, number):
+                say(f"window {number} is withdrawn; no step is traced")
+            else:
+                say(
+                    f"the ranks have agreed on window {number} and trace it; `observatory show {name}` shows its result"
+                )
+            raise
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal (SIGHUP) interrupt as Ctrl-C does, unless they are ignored, as by nohup."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    former = {
+        number: signal.signal(number, interrupt) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _wait_for(run: Path, number: int, name: str) -> TracedWindow | None:
+    """Wait for a window's result; None if the job ended before."""
     has_agreed = False
     while (window := window_folder(run, number)).result is None:
         if not has_agreed and window.agreed is not None and window.agreed.first is not None:
@@ -217,44 +306,6 @@ def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
             return None
         time.sleep(LOOK_S)
     return window.result
-
-
-def running_job(name: str, runs: Path) -> Path:
-    """Return the folder of the newest run of this name that is watched now.
-
-    Raises:
-        Misuse: none is, or it belongs to another user.
-    """
-    try:
-        folders = sorted(path for path in runs.iterdir() if path.is_dir() and not path.is_symlink())
-    except OSError:
-        folders = []
-    named = [path for path in folders if (match := _RUN.fullmatch(path.name)) and match[1] == name]
-    for run in reversed(named):
-        if is_ours(run) and _is_watched(run) and is_running(run):
-            return run
-    foreign = [run for run in named if not is_ours(run)]
-    if foreign:
-        owner = user_name(foreign[-1].lstat().st_uid)
-        raise Misuse(f"watched job {name} belongs to {owner}; only its owner may trace it")
-    if any(map(_is_watched, named)):
-        raise Misuse(
-            f"watched job {name} has ended; `observatory show {name}` shows it, and a window needs a running job"
-        )
-    active = [match[1] for path in folders if (match := _RUN.fullmatch(path.name)) and _is_active(path)]
-    those = f"watched now: {', '.join(dict.fromkeys(active))}" if active else "no job is watched now"
-    raise Misuse(f"--attach {name}: there is no such job in {runs}; {those}")
-
-
-def _is_active(run: Path) -> bool:
-    return is_ours(run) and _is_watched(run) and is_running(run)
-
-
-def _is_watched(run: Path) -> bool:
-    try:
-        return bool(read_small(run / "watch.json", follows_link=False))
-    except (OSError, Misuse):
-        return False
 
 
 def main() -> None:

@@ -239,6 +239,40 @@ def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Ma
     return max(ends, key=lambda left_ns: min(left_ns.values()), default=none)
 
 
+# Overlapping delays.
+#
+# The all-reduces of one backward pass run concurrently, and a rank that is 6 ms late arrives 6 ms late at each of them:
+# it delays the others by 6 ms, however many collectives there are. If its delays overlap, the others did not wait for
+# it in between. So of overlapping delays, only the longest counts.
+
+
+def own_delays_ns(late: Iterable[LateArrival]) -> list[int]:
+    """Return by how much each arrival's delay exceeds the same rank's earlier delays that it overlaps.
+
+    Example: a rank arrives at one collective at 10 ms, 6 ms after the second-to-last rank, and at another at 12 ms,
+    7 ms after it: the result is 6 ms and 1 ms.
+    """
+    awaited: dict[int, _Awaited] = defaultdict(_Awaited)
+    return [awaited[each.rank].add(each.arrival_ns, each.delay_ns) for each in late]
+
+
+class _Awaited:
+    """The longest of the overlapping waits for a rank."""
+
+    def __init__(self) -> None:
+        self._end_ns: int | None = None
+        self._longest_ns = 0
+
+    def add(self, end_ns: int, wait_ns: int) -> int:
+        """Add a wait with this end; return by how much it is longer than the waits that it overlaps."""
+        if self._end_ns is None or end_ns - wait_ns >= self._end_ns:
+            self._longest_ns = 0
+        own_ns = max(0, wait_ns - self._longest_ns)
+        self._longest_ns += own_ns
+        self._end_ns = end_ns if self._end_ns is None else max(self._end_ns, end_ns)
+        return own_ns
+
+
 # Delays by rank and step.
 #
 # Late arrivals within a step are not independent, since a rank that is behind stays behind until the step's end. So
@@ -248,7 +282,7 @@ def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Ma
 def delays_by_step(
     late: Sequence[LateArrival], ranks: Sequence[int], step_of: Mapping[MatchedCollective, int]
 ) -> NDArray[np.int64]:
-    """Return delays (steps, ranks) in nanoseconds, one row for each step with a collective.
+    """Return delays (steps, ranks) in nanoseconds, one row for each step with a collective; see `own_delays_ns`.
 
     step_of: the number of each collective's step, late or not. If it is empty because no trace marks steps, a row
     covers consecutive arrivals of the same late rank: late ranks 0, 0, 2, 0 make three rows.
@@ -263,12 +297,20 @@ def delays_by_step(
         rows = np.concatenate(([0], np.cumsum(turns)))[: len(late)]
         count = int(rows[-1]) + 1 if late else 0
     delays_ns = np.zeros((count, len(ranks)), dtype=np.int64)
-    for row, arrival in zip(rows, late, strict=True):
-        delays_ns[row, column[arrival.rank]] += arrival.delay_ns
+    for row, arrival, own_ns in zip(rows, late, own_delays_ns(late), strict=True):
+        delays_ns[row, column[arrival.rank]] += own_ns
     return delays_ns
 
 
 NAMES_SHOWN = 3
+
+
+def _shared_out(doing_ns: Mapping[Activity, int], delay_ns: int, part_ns: int) -> dict[Activity, int]:
+    """Return the activities' shares of a part of the delay; they add up to it."""
+    shares_ns = {activity: doing_ns[activity] * part_ns // delay_ns for activity in ACTIVITIES}
+    largest = max(ACTIVITIES, key=lambda activity: shares_ns[activity])
+    shares_ns[largest] += part_ns - sum(shares_ns.values())
+    return shares_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,8 +318,9 @@ class Lateness:
     """The lateness of a rank.
 
     collectives: number that it took part in. last: at how many of these it arrived last.
-    delay_ns: total time by which those could have begun sooner if it had arrived with the second-to-last.
-    waits_ns: by other rank, how long it waited in those from its own arrival; only ranks that took part in any.
+    delay_ns: total time by which those could have begun sooner if it had arrived with the second-to-last; of
+    overlapping delays, the longest counts. waits_ns: by other rank, how long it waited in those from its own arrival,
+    added up in the same way; only ranks that took part in any.
     doing_ns: the delay by activity, see `LateArrival`. cause: the largest part; None if the rank was never last.
     names: the events that ran longest in the cause, longest first.
     """
@@ -298,18 +341,24 @@ class Lateness:
 
 
 def _lateness(rank: int, collectives: int, late: Sequence[LateArrival], activities: Activities) -> Lateness:
-    doing_ns = {activity: sum(arrival.doing_ns[activity] for arrival in late) for activity in ACTIVITIES}
+    own_ns = own_delays_ns(late)
+    doing_ns = dict.fromkeys(ACTIVITIES, 0)
+    for arrival, part_ns in zip(late, own_ns, strict=True):
+        for activity, spent_ns in _shared_out(arrival.doing_ns, arrival.delay_ns, part_ns).items():
+            doing_ns[activity] += spent_ns
     cause = max(ACTIVITIES, key=lambda activity: doing_ns[activity])
     start_ns, end_ns = (np.array([arrival.window_ns[edge] for arrival in late], dtype=np.int64) for edge in (0, 1))
     waits_ns: Counter[int] = Counter()
+    awaited: dict[int, _Awaited] = defaultdict(_Awaited)
     for arrival in late:
-        waits_ns.update(arrival.waits_ns)
+        for other, wait_ns in arrival.waits_ns.items():
+            waits_ns[other] += awaited[other].add(arrival.arrival_ns, wait_ns)
     names_ns = activities.names_ns(cause, union(start_ns, end_ns))
     return Lateness(
         rank=rank,
         collectives=collectives,
         last=len(late),
-        delay_ns=sum(arrival.delay_ns for arrival in late),
+        delay_ns=sum(own_ns),
         waits_ns=dict(sorted(waits_ns.items())),
         doing_ns=doing_ns,
         cause=cause if late else None,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from bench.cli.main import run
 from bench.serve.latest_results import NewestResults
 from bench.session.keep_watched import keep_watched
 from bench.store import run_dir
+from bench.store.active_runs import lock_folder
 from bench.store.history import History
 from collectors.metrics.agent import RESULT_INFO
 from tests.bench.made.examples import make_machine
@@ -172,6 +175,57 @@ def test_a_run_whose_runner_died_is_taken_in(place: Place) -> None:
     assert "interrupted" in place.said("show", "llama-sft")[1]
     with History(place.store) as history:
         assert [record.suite for record in history.suite_runs(5)] == ["watch-llama-sft"]
+
+
+@contextmanager
+def _active(place: Place, name: str, made: MadeSteps | None) -> Iterator[Path]:
+    """A watched run whose command runs; without steps no rank has reported yet."""
+    folder = place.runs / f"20261121-120000-{name}-abc123"
+    write_run(folder, made or made_steps("ddp"), name=name, exit_code=None, watch={"end_unix_s": None})
+    for path in folder.glob("watch_rank*.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # Without an end line.
+        if made is None:
+            path.unlink()
+    run_dir.write_json(folder / "machine.json", make_machine())
+    lock = lock_folder(folder)
+    assert lock is not None
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def test_an_active_run_is_the_newest_of_its_name_and_shows_what_is_known_so_far(place: Place) -> None:
+    place.keep(0, made_steps("ddp", seed=1))
+    made = made_steps("ddp", fault=Fault(rank=1, phase="data"))
+    with _active(place, "llama-sft", made) as folder:
+        for word in ("llama-sft", folder.name, "20261121", str(folder)):
+            code, out, _ = place.said("show", word)
+            assert (code, f"{folder.name}: active, 36 measured steps of 40" in out) == (0, True), word
+            assert "who is late: rank 1 in data" in out
+            assert "without an end line" not in out
+        code, out, _ = place.said("diagnose", "llama-sft")
+        assert (code, out.splitlines()[0].endswith(", active")) == (0, True)
+        assert "next: `observatory watch --attach llama-sft` traces the same steps" in out
+        (document,) = json.loads(place.said("show", "llama-sft", "--format", "json")[1])
+        assert document["watched"]["is_active"]
+        rows = list(csv.DictReader(io.StringIO(place.said("show", "llama-sft", "--format", "csv")[1])))
+        assert {row["outcome"] for row in rows} == {"active"}
+        assert "day00-llama-sft: done" in place.said("show", "day00")[1]
+        assert not (folder / "summary.json").exists()
+    assert "day00-llama-sft: done" in place.said("show", "llama-sft@2026-11-18")[1]
+
+
+def test_an_active_run_of_which_no_rank_has_reported_says_so(place: Place) -> None:
+    with _active(place, "llama-sft", None):
+        code, _, err = place.said("show", "llama-sft")
+        assert (code, "is active, and no process has reported yet; look again" in err) == (2, True)
+
+
+def test_a_word_that_begins_several_active_runs_is_refused(place: Place) -> None:
+    with _active(place, "first", made_steps("ddp")), _active(place, "other", made_steps("ddp")):
+        code, _, err = place.said("show", "2026112")
+        assert (code, 'run "2026112" may be any of 20261121-120000-first-abc123, 20261121-' in err) == (2, True)
 
 
 def test_a_run_whose_history_cannot_be_written_stays_in_its_folder(

@@ -144,6 +144,8 @@ def test_what_is_missing_for_a_difference_of_traces_is_told(tmp_path: Path) -> N
     assert trace_change(None, folder) == "the folder of the good run is gone, and its traces with it"
     assert trace_change(folder, None) == "the folder of the bad run is gone, and its traces with it"
     assert trace_change(empty, folder) == "the good run has no trace; set trace_steps = 3 in the suite"
+    attach = "`observatory watch --attach llama-sft` traces a job while it runs"
+    assert trace_change(empty, folder, watched="llama-sft") == f"the good run has no trace; {attach}"
 
 
 def test_a_broken_trace_is_told(tmp_path: Path) -> None:

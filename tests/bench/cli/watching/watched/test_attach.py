@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,10 @@ import pytest
 from bench.cli import main
 from bench.errors import Misuse
 from bench.results.watched.windows import traced_windows
-from bench.session.watched.windows import JobWindows, request_window
+from bench.session.watched.windows import JobWindows, request_window, withdraw_window
 from bench.store.active_runs import lock_folder
+
+ROOT = Path(__file__).parents[5]
 
 
 def _job(runs: Path, name: str) -> Path:
@@ -54,7 +59,15 @@ def test_another_user_s_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     os.close(lock)
 
 
-@pytest.mark.parametrize("words", [("job", "--", "python"), ("job", "--name", "other"), ("job", "--window-every", "5")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("job", "--", "python"),
+        ("job", "--name", "other"),
+        ("job", "--window-every", "5"),
+        ("job", "--no-slow-windows"),
+    ],
+)
 def test_attaching_runs_no_command(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _attach(tmp_path, *words) == 2
     assert "--attach NAME takes only --steps and --runs" in capsys.readouterr().err
@@ -87,3 +100,45 @@ def test_a_window_that_no_rank_took_is_dropped_at_the_command_s_end(tmp_path: Pa
     JobWindows(run).finish()
     (window,) = traced_windows(run)
     assert window.dropped == "the command ended before the window was traced"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_attach_takes_its_request_back(number: signal.Signals, tmp_path: Path) -> None:
+    run = _job(tmp_path, "job")
+    lock = lock_folder(run)
+    assert lock is not None
+    attach = subprocess.Popen(
+        [sys.executable, "-m", "bench", "watch", "--runs", str(tmp_path), "--attach", "job"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert attach.stderr is not None
+    assert "asked the ranks to trace 12 steps" in attach.stderr.readline()
+    attach.send_signal(number)
+    _, said = attach.communicate()
+    assert "window 1 is withdrawn; no step is traced" in said
+    assert attach.returncode == 130
+    assert list((run / "hook").iterdir()) == []
+    (window,) = traced_windows(run)
+    assert window.dropped == "withdrawn before the ranks agreed on its steps"
+    assert request_window(run, 3, "test") == 2
+    os.close(lock)
+
+
+def test_a_window_that_the_ranks_agreed_on_is_not_withdrawn(tmp_path: Path) -> None:
+    run = _job(tmp_path, "job")
+    number = request_window(run, 3, "test")
+    agreed = {"id": number, "steps": 3, "why": "test", "first": 7, "last": 9, "world_size": 2}
+    (run / "windows" / "1" / "window.json").write_text(json.dumps(agreed))
+    assert not withdraw_window(run, number)
+    assert traced_windows(run) == ()
+
+
+def test_only_one_s_own_request_is_withdrawn(tmp_path: Path) -> None:
+    run = _job(tmp_path, "job")
+    request_window(run, 3, "test")
+    (run / "hook" / "window.json").unlink()  # Its window is over.
+    request_window(run, 3, "test")
+    withdraw_window(run, 1)
+    assert json.loads((run / "hook" / "window.json").read_text())["id"] == 2

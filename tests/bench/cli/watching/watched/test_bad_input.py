@@ -60,7 +60,8 @@ def watch(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest
         said = errors.splitlines()
         runs = [f"run {run.name}: {run}" for run in (tmp_path / "runs").iterdir()]
         assert said[-1:] == (runs or ["no process reported anything, so the run's folder was removed"])
-        return Done(code=code, printed=printed.splitlines(), said=said[:-1], errors=errors, ranks=ranks)
+        assert said[0].startswith("run ")
+        return Done(code=code, printed=printed.splitlines(), said=said[1:-1], errors=errors, ranks=ranks)
 
     return watch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,9 +50,17 @@ def test_the_command_s_output_and_code_are_its_own_and_ours_is_on_standard_error
     runs = tmp_path / "runs"
     done = watch("--name", "job", "--", "sh", "-c", "echo out; echo err >&2; exit 7", runs=runs)
     assert (done.stdout, done.returncode) == ("out\n", 7)
-    assert done.stderr.startswith("err\nno process reported a step: ")
-    assert done.stderr.splitlines()[-1] == "no process reported anything, so the run's folder was removed"
+    first, *said = done.stderr.splitlines()
+    assert re.fullmatch(r"run \S+-job-\S+: `observatory show job` shows it while it runs", first)
+    assert said[0] == "err"
+    assert said[1].startswith("no process reported a step: ")
+    assert said[-1] == "no process reported anything, so the run's folder was removed"
     assert list(runs.iterdir()) == []
+
+
+def test_quiet_begins_without_a_line(watch: Callable[..., Done], tmp_path: Path) -> None:
+    done = watch("--quiet", "--", "sh", "-c", "echo err >&2", runs=tmp_path / "runs")
+    assert done.stderr.startswith("err\n")
 
 
 def test_the_run_s_folder_says_what_ran_and_how_it_ended(watch: Callable[..., Done], tmp_path: Path) -> None:
@@ -143,6 +152,9 @@ def test_a_script_that_no_interpreter_of_ours_sees_is_not_reported(watch: Callab
         (["--tag", "a=1", "--tag", "a=2", "--", "true"], "--tag a is set twice; set it once"),
         (["--live", "-q", "--", "true"], "--live draws the progress that --quiet leaves out; use one of them"),
         (["--name", "job"], "Missing argument 'COMMAND...'"),
+        (["--no-slow-windows", "--steps", "5", "--", "true"], "--steps 5 has no window: --no-slow-windows leaves only"),
+        (["--window-every", "0.1", "--", "true"], "'0.1' is no whole number of minutes from 1 to 10,080"),
+        (["--window-every", "10081", "--", "true"], "'10081' is no whole number of minutes from 1 to 10,080"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_is_refused_and_leaves_nothing(

@@ -111,6 +111,36 @@ def test_a_rank_that_never_answers_drops_the_window_with_its_number(tmp_path: Pa
     assert _written(tmp_path, "window.json")["dropped"] == "rank 2 did not answer within 60 s"
 
 
+def test_a_request_that_is_withdrawn_traces_nothing_and_the_next_one_is_taken(tmp_path: Path) -> None:
+    store = FakeStore()
+    ranks = [FakeRank(tmp_path, rank, 2, store) for rank in range(2)]
+    _ask(tmp_path)
+    ranks[0].step(11)  # It has proposed, and the other rank stands still.
+    (tmp_path / "hook" / "window.json").unlink()
+    ranks[0].step(2 + ANSWER_NS // POLL_NS, step_ns=POLL_NS)
+    ranks[1].step(11)
+    assert list((tmp_path / "windows" / "1").iterdir()) == []
+    _ask(tmp_path, number=2)
+    for _ in range(25):
+        for rank in ranks:
+            rank.step()
+    assert "dropped" not in _written(tmp_path, "window.json", number=2)
+
+
+def test_a_withdrawn_request_leaves_the_one_after_it(tmp_path: Path) -> None:
+    store = FakeStore()
+    ranks = [FakeRank(tmp_path, rank, 2, store) for rank in range(2)]
+    _ask(tmp_path)
+    for rank in ranks:
+        rank.step(11)
+    _ask(tmp_path, number=2)  # In place of the first one, on which the ranks have not agreed.
+    for _ in range(25):
+        for rank in ranks:
+            rank.step()
+    assert list((tmp_path / "windows" / "1").iterdir()) == []
+    assert "dropped" not in _written(tmp_path, "window.json", number=2)
+
+
 def test_ranks_without_torch_distributed_cannot_agree_and_say_so(tmp_path: Path) -> None:
     rank = FakeRank(tmp_path, 0, 2, None)
     _ask(tmp_path)

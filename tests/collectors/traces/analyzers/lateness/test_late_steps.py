@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from collectors.traces.analyzers.lateness import ACTIVITIES, LateArrival, delays_by_step
+from collectors.traces.analyzers.lateness import ACTIVITIES, LateArrival, delays_by_step, own_delays_ns
 from collectors.traces.cross_rank.matching import MatchedCollective
 
 
@@ -47,3 +47,9 @@ def test_a_step_that_nobody_is_late_in_is_a_row_of_nothing() -> None:
 
 def test_where_nobody_is_late_and_no_step_is_marked_there_is_no_row() -> None:
     assert delays_by_step([], [3, 5], {}).shape == (0, 2)
+
+
+def test_of_delays_that_overlap_the_longest_counts() -> None:
+    late = [_late(5, 100, 60), _late(5, 120, 70), _late(5, 130, 20), _late(3, 130, 30), _late(5, 200, 70)]
+    assert own_delays_ns(late) == [60, 10, 0, 30, 70]  # The last one begins when the one before has ended.
+    assert _delays_ns(late, [3, 5], {100: 1, 120: 1, 130: 1, 200: 2}) == [[30, 70], [0, 70]]

@@ -13,12 +13,11 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from phases import Data, distributed, train  # type: ignore[import-not-found]  # Next to this file.
+from torch.utils.data import DataLoader
 
 STRATEGY, PHASES = sys.argv[1], sys.argv[2:]
 STEPS = 150
@@ -31,37 +30,6 @@ now = "none"
 def work_in(phase: str) -> None:
     is_late = dist.get_rank() == 1 and now == phase
     time.sleep(EVERY_S[phase] + LATE_S * is_late)
-
-
-class WorksInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(_context: Any, value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(_context: Any, gradient: Tensor) -> Tensor:
-        work_in("backward")
-        return gradient
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
-
-    def forward(self, batch: Tensor) -> Tensor:
-        work_in("forward")
-        out: Tensor = self.last(WorksInBackward.apply(self.first(batch)))
-        return out.square().mean()
-
-
-class Data(Dataset[Tensor]):
-    def __len__(self) -> int:
-        return STEPS * len(PHASES)
-
-    def __getitem__(self, place: int) -> Tensor:
-        work_in("data")
-        return torch.full((8,), 0.1)
 
 
 def ask(number: int) -> None:
@@ -77,27 +45,15 @@ def main() -> None:
     global now
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model: Any = Model()
-    if STRATEGY == "fsdp2":
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    elif STRATEGY == "ddp":
-        model = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer.register_step_pre_hook(lambda *_: work_in("optimizer"))
+    model, optimizer = distributed(STRATEGY, work_in)
     for number, phase in enumerate(PHASES, start=1):
         now = phase
         if dist.get_rank() == 0:
             ask(number)
-        for batch in DataLoader(Data(), batch_size=1, sampler=range(STEPS)):
+        for batch in DataLoader(Data(STEPS, work_in), batch_size=1):
             if STRATEGY == "apart" and dist.get_rank() == 1:
                 time.sleep(0.05)
-            loss = model(batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            loss = train(model, optimizer, batch)
     if dist.get_rank() == 0:
         print(f"loss {loss.item():.6f}")
     dist.barrier()
