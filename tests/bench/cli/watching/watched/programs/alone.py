@@ -48,14 +48,18 @@ def steps(count: int) -> Iterator[int]:
 
 def whole() -> None:
     ask(1)
-    environment = dict(os.environ)
+    environment, modules = dict(os.environ), set(sys.modules)
+    threads = 0
     for number in steps(90):
         if number == 5:  # Before the window, which begins a second after the first step.
-            environment = dict(os.environ)
+            environment, modules = dict(os.environ), set(sys.modules)
+            threads = sum(1 for _ in Path("/proc/self/task").iterdir())  # Kineto then keeps one of its own.
     has_left = [
         *(name for name, original in STARTS.items() if getattr(engine, name) is not original),
         *(["environment"] if dict(os.environ) != environment else []),
         *(["profiler"] if engine._is_profiler_enabled else []),
+        *sorted(name for name in set(sys.modules) - modules if name.startswith("torch")),
+        *(["thread"] if sum(1 for _ in Path("/proc/self/task").iterdir()) > threads + 1 else []),
     ]
     print("left:", *has_left)
 
