@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.autograd import profiler as engine
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 HOOK = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
 STARTS = {name: getattr(engine, name) for name in ("_prepare_profiler", "_enable_profiler")}
@@ -125,6 +125,14 @@ def grown_by_worker_mb() -> int:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def named() -> None:
+    """Operations of the script bear paths."""
+    ask(1)
+    for _ in steps(90):
+        with record_function("load /home/somebody/secret/rows.bin"):
+            torch.ones(1)
 
 
 def report(own: profile) -> None:
