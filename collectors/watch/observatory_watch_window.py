@@ -85,7 +85,8 @@ class BoundedStore:
 
         if self._is_waiting:
             raise NoAnswer("the job's store still does not answer")
-        function, done, answers = getattr(self._store, name), allocate_lock(), []
+        function, done = getattr(self._store, name), allocate_lock()
+        answers: list[tuple[Any, Exception | None]] = []
 
         def call() -> None:
             try:
@@ -151,11 +152,14 @@ class Windows:
         try:
             self._step()
         except Exception as error:  # No mistake of ours may stop somebody's training.
-            why = str(error) if isinstance(error, NoAnswer) else f"{type(error).__name__}: {error}"
+            is_silent = isinstance(error, NoAnswer)
+            if is_silent:  # The wait is a cost of the window.
+                self._count(self._watch._end_ns)
+            why = str(error) if is_silent else f"{type(error).__name__}: {error}"
             self._abort(why)
             if self._recorder._is_of_script(error):  # For example a signal handler that raises while our code runs.
                 raise
-            self._failures += not isinstance(error, NoAnswer)
+            self._failures += not is_silent
             if self._failures <= MOST_FAILURES:
                 self._watch.note(f"a window ended: {why}")
             if self._failures == MOST_FAILURES:

@@ -23,7 +23,7 @@ from bench.results.watched.windows import traced_windows
 from bench.session.watched.session import environment, write_hook
 from collectors.traces.timeline import load
 from collectors.watch import observatory_watch
-from collectors.watch.observatory_watch_window import ANSWER_NS, POLL_NS, BoundedStore, Windows
+from collectors.watch.observatory_watch_window import ANSWER_NS, POLL_NS, BoundedStore, NoAnswer, Windows
 
 ROOT = Path(__file__).parents[5]
 PROGRAMS = Path(__file__).with_name("programs")
@@ -253,6 +253,21 @@ def test_a_store_whose_host_hangs_drops_the_window_and_the_next_one_is_taken_onc
         _ask(tmp_path, number=6)
         rank.step(12)
         assert "dropped" not in _written(tmp_path, "window.json", number=6)
+
+
+def test_the_wait_for_a_silent_store_is_no_time_of_the_watch_in_the_step(tmp_path: Path) -> None:
+    store = FakeStore()
+    rank = FakeRank(tmp_path, 0, 2, store)
+
+    def wait(key: str, value: str) -> None:
+        rank.now_ns += 5 * POLL_NS
+        raise NoAnswer("the job's store did not answer within 5 s")
+
+    store.set = wait  # type: ignore[method-assign]
+    _ask(tmp_path)
+    rank.step(11)
+    assert rank.watch._own == -5 * POLL_NS  # The caller adds all that passed since the step's end.
+    assert rank.windows._failures == 0
 
 
 # Real processes.
