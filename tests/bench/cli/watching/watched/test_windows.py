@@ -23,7 +23,7 @@ from bench.results.watched.windows import traced_windows
 from bench.session.watched.session import environment, write_hook
 from collectors.traces.timeline import load
 from collectors.watch import observatory_watch
-from collectors.watch.observatory_watch_window import ANSWER_NS, POLL_NS, BoundedStore, NoAnswer, Windows
+from collectors.watch.observatory_watch_window import ANSWER_NS, POLL_NS, BoundedStore, Windows
 
 ROOT = Path(__file__).parents[5]
 PROGRAMS = Path(__file__).with_name("programs")
@@ -256,16 +256,13 @@ def test_a_store_whose_host_hangs_drops_the_window_and_the_next_one_is_taken_onc
 
 
 def test_the_wait_for_a_silent_store_is_no_time_of_the_watch_in_the_step(tmp_path: Path) -> None:
-    store = FakeStore()
-    rank = FakeRank(tmp_path, 0, 2, store)
-
-    def wait(key: str, value: str) -> None:
-        rank.now_ns += 5 * POLL_NS
-        raise NoAnswer("the job's store did not answer within 5 s")
-
-    store.set = wait  # type: ignore[method-assign]
+    bounded = BoundedStore().around(FakeStore())
+    bounded._is_waiting = True
+    rank = FakeRank(tmp_path, 0, 2, bounded)  # type: ignore[arg-type]
+    rank.watch.clock_ns = lambda: rank.now_ns + 5 * POLL_NS  # So long after the step's end.
     _ask(tmp_path)
     rank.step(11)
+    assert _written(tmp_path, "window.json")["dropped"].endswith("store still does not answer")
     assert rank.watch._own == -5 * POLL_NS  # The caller adds all that passed since the step's end.
     assert rank.windows._failures == 0
 

@@ -82,10 +82,10 @@ def main() -> None:
     for _ in range(STEPS):
         loss = step(torch.ones(4, 8))
     if not dist.is_initialized():
-        say(f"rank 0 of 1: {loss.item().hex()}")
+        say(f"rank 0 of 1: {float(loss.detach()).hex()}")
         sys.exit(int(code))
     rank, world = dist.get_rank(), dist.get_world_size()
-    say(f"rank {rank} of {world}: {loss.item().hex()}")
+    say(f"rank {rank} of {world}: {float(loss.detach()).hex()}")
     pids: list[Any] = [None] * world
     dist.all_gather_object(pids, os.getpid())
     others = [os.pidfd_open(pid) for pid in pids[1:]] if rank == 0 else []
