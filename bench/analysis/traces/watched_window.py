@@ -22,7 +22,7 @@ from bench.results.watched.windows import RESULT, RankPhases, WindowFolder, miss
 from collectors.files import replace_file
 from collectors.traces.analyzers.collectives import Collectives, collectives
 from collectors.traces.analyzers.critical_path import critical_path
-from collectors.traces.analyzers.lateness import Activities, LateArrival, late_arrivals, traced_lateness
+from collectors.traces.analyzers.lateness import Activities, Activity, LateArrival, late_arrivals, traced_lateness
 from collectors.traces.analyzers.stragglers import NoStraggler, Straggler, verdict
 from collectors.traces.breakdown import breakdowns
 from collectors.traces.cross_rank.collective_times import steps_of
@@ -35,6 +35,8 @@ LATE_RATIO = 0.05
 """Share of the traced time that a rank must cost the others to be named; as for untraced steps."""
 PHASE_RATIO = 0.6
 """Share of a rank's delay that one phase must explain to be named."""
+LEFT_LATER: Activity = "an earlier collective"
+"""The activity of a rank that did nothing more than the others, but left the collective before later."""
 MOST_PARTS = 3
 KEPT_TRACES = 4
 """Windows of a run whose traces are kept; of older ones the result is."""
@@ -163,6 +165,12 @@ def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> t
     if isinstance(judged, NoStraggler):
         more = "" if judged.more is None else f"; trace at least {judged.more} more steps"
         return Late(verdict="unsure", reason=f"{judged.why}{more}"), None
+    if judged.cause == LEFT_LATER:
+        reason = (
+            f"rank {judged.rank} comes last because it leaves the collective before later than the others: a slower"
+            " link, or a busy host; no phase explains it"
+        )
+        return Late(verdict="unsure", reason=reason), None
     arrivals = _arrivals(analysis, judged.rank)
     delays_ns = _longest_of_steps(analysis, arrivals)
     cost_ratio = min(1.0, sum(delays_ns) / max(1, lateness.traced_ns))
