@@ -227,12 +227,12 @@ sys.stdin.read()
 
 
 def test_a_store_whose_host_hangs_drops_the_window_and_the_next_one_is_taken_once_it_answers(tmp_path: Path) -> None:
-    from torch.distributed import PrefixStore, TCPStore
+    import torch.distributed as dist
 
     words = [sys.executable, "-c", STORE_HOST]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()) as host:
         assert host.stdout is not None
-        client = PrefixStore("watch", TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False))
+        client = dist.PrefixStore("watch", dist.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False))  # type: ignore[attr-defined]
         bounded = BoundedStore(most_s=0.2).around(client)
         rank = FakeRank(tmp_path, 0, 2, bounded)  # type: ignore[arg-type]
         try:

@@ -31,14 +31,12 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         print(float(loss.detach()).hex())
-    train_with_compiled_backward()
+    train_with_compiled_backward(model, optimizer)
 
 
-def train_with_compiled_backward() -> None:
+def train_with_compiled_backward(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     dynamo: Any = import_module("torch._dynamo")
     dynamo.config.compiled_autograd = True
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def forward_and_backward(batch: Tensor) -> Tensor:
         loss: Tensor = model(batch).square().mean()
