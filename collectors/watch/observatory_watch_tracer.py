@@ -249,9 +249,14 @@ def _redact(path: str) -> None:
 
     still = import_module(f"{__package__}.{STILL}" if __package__ else STILL)
     pattern = re.compile(PATH)
+
+    def shorten(found: re.Match[bytes]) -> bytes:
+        short: str = still.redacted(os.fsdecode(found[0]))
+        return os.fsencode(short)
+
     with open(path, "rb") as whole, open(f"{path}.new", "wb") as short:
         while lines := whole.readlines(CHUNK_BYTES):
-            short.write(pattern.sub(lambda found: still.redacted(found[0].decode()).encode(), b"".join(lines)))
+            short.write(pattern.sub(shorten, b"".join(lines)))
     os.replace(f"{path}.new", path)
 
 
