@@ -1,7 +1,7 @@
 """Calls the watch from within torch: around backward, a DataLoader's batches, a GradScaler and optimizers.
 
 Three functions are replaced once torch is imported, and optimizers have global hooks. No module gets a hook: models are
-pickled and compiled as without us, and under torch.compile each of ours does nothing. The standard library alone.
+pickled and compiled as without us, and code that is compiled calls none of ours. The standard library alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def install(recorder: Any) -> None:
     with open(path, encoding="utf-8") as file:
         watch = _watch_of(recorder, json.load(file))
     _recorder, recorder.current = recorder, watch
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
     if "torch" in sys.modules:
         watch.guarded(_hook_torch)
     else:
@@ -62,10 +62,25 @@ def _watch_of(recorder: Any, settings: dict[str, Any]) -> Any:
 def _active() -> Any:
     """The watch of this process while it goes on, else None."""
     watch = _recorder.current
-    return None if watch is None or watch.is_over else watch
+    if watch is None or watch.is_over:
+        return None
+    if watch._witness is not None:
+        watch._witness.go_on()
+    return watch
+
+
+def _before_fork() -> None:
+    """No thread of ours is there while the process forks."""
+    if (watch := _recorder.current) is not None and watch._witness is not None:
+        watch._witness.before_fork()
 
 
 def _after_fork() -> None:
+    if (watch := _recorder.current) is not None and watch._witness is not None:
+        watch._witness.after_fork()
+
+
+def _in_child() -> None:
     """A child of a rank is no rank, as data workers; a child of a process that did not train may become one."""
     former = _recorder.current
     if former is not None:
@@ -135,6 +150,7 @@ def _hook_torch() -> None:
         if not torch.compiler.is_compiling() and (watch := _active()) is not None:
             watch.guarded(watch.leave_optimizer, id(stepped))
 
+    _keep_from_compiler(before, after, _active, _recorder.Watch.guarded, _recorder.Watch.times_phase_here)
     optimizer: Any = sys.modules["torch.optim.optimizer"]  # The package has no attribute of this name.
     optimizer.register_optimizer_step_pre_hook(before)
     optimizer.register_optimizer_step_post_hook(after)
@@ -194,4 +210,21 @@ def _wrap(
         finally:
             watch.guarded(leave, watch, arguments)
 
+    _keep_from_compiler(call)
     setattr(owner, name, call)
+
+
+def _keep_from_compiler(*functions: Any) -> None:
+    """Have torch.compile run these functions, and what they call of ours, as they are where they start a frame.
+
+    A compiled function calls backward by itself where its graph ends there, and the compiler would take our wrapper for
+    the next piece of its graph. It still looks into a function that it meets within a graph: see `is_compiling`.
+    """
+    native: Any = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
+    action = getattr(native, "_FrameAction", None)
+    if action is None or not hasattr(native, "set_code_exec_strategy"):  # Other names in another torch.
+        return
+    for function in functions:
+        is_wrapper = hasattr(function, "__wrapped__")  # Torch's own function within is compiled as without us.
+        within = action.DEFAULT if is_wrapper else action.SKIP
+        native.set_code_exec_strategy(function.__code__, native._FrameExecStrategy(action.SKIP, within))

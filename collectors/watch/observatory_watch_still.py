@@ -1,7 +1,8 @@
 """Notices in a rank's process that its steps have stopped, and writes where each of its threads stands.
 
 A daemon thread looks at the watch every few seconds. It needs no signal and ends nothing: the stacks come from the
-interpreter itself, so that a thread that never lets go of the interpreter also stops this one, and leaves none.
+interpreter itself, so that a thread that never lets go of the interpreter also stops this one, and leaves none. It is
+gone while the process forks, since Python 3.12 and later warn of forks in processes with threads.
 Loaded at a process's first step, next to `observatory_watch`. The standard library alone.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from _thread import get_ident
+from _thread import allocate_lock, get_ident, get_native_id, start_new_thread  # `threading` counts no such thread.
+from contextlib import suppress
 from importlib import import_module
 
 TYPE_CHECKING = False
@@ -38,6 +40,8 @@ MOST_LINES = 1000
 MOST_RECORD_BYTES = 64 << 20
 MOST_THREADS, MOST_FRAMES = 64, 100
 PACKAGES = ("site-packages", "dist-packages")
+END_S, END_LOOK_S = 0.5, 0.0002
+"""Time that a fork waits for the thread to end, for example while it writes stacks; and between two looks."""
 
 
 def limit_ns(p99_ns: float, longest_ns: float, least_s: float = STALL_S) -> int:
@@ -84,24 +88,61 @@ class Witness:
         self._past = Past()
         self._active_ns = self._reported_ns = watch.clock_ns()
         self._next_ns = self._lines = 0
+        self._wake = allocate_lock()
+        self._wake.acquire()  # Whoever looks holds it; a fork lets it go.
+        self._is_alive, self._forks = False, 0
+        self._thread: int | None = None  # The system's number.
         process = import_module(f"{__package__}.{PROCESS}" if __package__ else PROCESS)
         self._is_open = process.still_open(fd)
+
+    def start(self) -> None:
+        """Look from a thread from now on."""
+        self._is_alive = True
+        try:
+            start_new_thread(self.run, ())
+        except RuntimeError:  # The interpreter ends: a process without steps says only then what it did.
+            self._is_alive = False
+
+    def before_fork(self) -> None:
+        """End the thread, also for the system, by which Python counts threads; several may fork at once."""
+        self._forks += 1
+        end_s = time.monotonic() + END_S
+        self._let_go()
+        while (self._is_alive or os.path.exists(f"/proc/self/task/{self._thread}")) and time.monotonic() < end_s:
+            time.sleep(END_LOOK_S)
+        self._thread = None
+
+    def after_fork(self) -> None:
+        """The parent has forked. Python 3.13 counts threads later than this: see `go_on`."""
+        self._forks -= 1
+
+    def go_on(self) -> None:
+        """Look again after a fork; called where a phase begins or a line is written."""
+        if not self._is_alive and not self._forks and self._wake.acquire(blocking=False):
+            self.start()
+
+    def _let_go(self) -> None:
+        with suppress(RuntimeError):  # Nobody looks, or another thread forks as well.
+            self._wake.release()
 
     def take(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Add the steps of a line; called in the thread that trains."""
         self._past.take(row[1] for row in rows)
+        self.go_on()
 
     def run(self) -> None:
-        """Look again and again until the watch is over."""
-        while True:
-            time.sleep(self._beat_s)
-            if self._watch.is_over or not self._watch.is_begun or os.getpid() != self._watch.pid:
-                return
-            try:
+        """Look again and again until the watch is over, or this process forks."""
+        self._thread = get_native_id()
+        try:
+            while not self._wake.acquire(timeout=self._beat_s):
+                if self._watch.is_over or not self._watch.is_begun or os.getpid() != self._watch.pid:
+                    return
                 self.look()
-            except Exception as error:  # noqa: BLE001  # It ends alone; neither the watch nor the script does.
-                self._append({"kind": "note", "text": f"stall detection stopped: {type(error).__name__}: {error}"})
-                return
+            self._let_go()
+        except Exception as error:  # noqa: BLE001  # It ends alone; neither the watch nor the script does.
+            self._append({"kind": "note", "text": f"stall detection stopped: {type(error).__name__}: {error}"})
+        finally:
+            self._is_alive = False
 
     def look(self) -> None:
         """Compare the time since the last step, or the last batch, with what is usual."""
@@ -193,13 +234,9 @@ class Witness:
 
 def start(watch: Any, rank: int, path: str) -> Witness:
     """Start a thread that looks at this rank's watch. path: of the rank's file."""
-    from _thread import start_new_thread  # One that `threading` does not count as the script's.
-    from contextlib import suppress
-
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     witness = Witness(watch, rank, fd)
-    with suppress(RuntimeError):  # The interpreter ends: a process without steps says only then what it did.
-        start_new_thread(witness.run, ())
+    witness.start()
     return witness
 
 

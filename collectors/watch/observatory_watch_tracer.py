@@ -25,6 +25,10 @@ STARTS = ("_prepare_profiler", "_enable_profiler")
 """Functions of `torch.autograd.profiler` through which each profiler of a script starts."""
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of GPU drivers."""
+STILL = "observatory_watch_still"
+PATH = rb'(?<=["\s=:(,])/(?:[^\s"/\\:]+/)+[^\s"/\\:]*'
+"""An absolute path in a trace, in which it is a string or a part of one."""
+CHUNK_BYTES = 4 << 20
 PHASES = ("data", "forward", "backward", "optimizer")
 
 
@@ -110,6 +114,8 @@ class Tracer:
             self._is_recording = False
             self._unguard()
         profile.export_chrome_trace(path)
+        if self._watch.settings.get("redact"):
+            _redact(path)
         return phases
 
     def abort(self) -> None:
@@ -234,6 +240,24 @@ class Phases:
         for name in self.NAMES:
             self._watch.__dict__.pop(name, None)
         return self._times
+
+
+def _redact(path: str) -> None:
+    """Shorten paths in a trace, as in stacks: its own, those of generated kernels, and those in the script's names."""
+    import re
+    from importlib import import_module
+
+    still = import_module(f"{__package__}.{STILL}" if __package__ else STILL)
+    pattern = re.compile(PATH)
+
+    def shorten(found: re.Match[bytes]) -> bytes:
+        short: str = still.redacted(os.fsdecode(found[0]))
+        return os.fsencode(short)
+
+    with open(path, "rb") as whole, open(f"{path}.new", "wb") as short:
+        while lines := whole.readlines(CHUNK_BYTES):
+            short.write(pattern.sub(shorten, b"".join(lines)))
+    os.replace(f"{path}.new", path)
 
 
 def _is_warming_up() -> bool:

@@ -2,8 +2,9 @@
 
 Each rank looks for a request in the run's folder about once a second. Where there is one, it acknowledges it in the
 job's own store with the number of its steps so far, and rank 0 commits to steps that no rank has reached. The store is
-asked only while a request is open, since a call waits where its host does not answer; a key is read only once it is
-there, and no collective is called. A process without torch.distributed traces alone.
+asked only while a request is open, and in a thread, since a call waits without end where its host does not answer: such
+a window is dropped. A key is read only once it is there, and no collective is called. A process without
+torch.distributed traces alone.
 
 A rank that comes to the steps too late, or cannot trace, says so in the window's folder, and the watching parent drops
 the window. `bench.session.watched.windows` makes requests and joins the traces. The standard library alone.
@@ -34,6 +35,8 @@ ANSWER_NS = 60_000_000_000
 """Time that rank 0 gives the others to acknowledge."""
 SLOW_NS = 10_000_000_000
 """Time after which a rank looks for the commit only once a second: rank 0 is busy, or has stopped watching."""
+STORE_S = 5.0
+"""Time for one answer of the job's store."""
 MARGIN_NS, LEAST_MARGIN, MOST_MARGIN = 250_000_000, 3, 1000
 """Time between the commit and the first traced step, and its bounds in steps."""
 MOST_STEPS = 50
@@ -41,6 +44,71 @@ MOST_FAILURES = 3
 """Windows that may fail by a mistake of ours, or of the disk, before there are no more."""
 LARGEST_BYTES = 512 << 20
 """Size of a trace that is still read."""
+
+
+class NoAnswer(Exception):
+    """The job's store does not answer; the message says for how long."""
+
+
+class BoundedStore:
+    """A store whose calls wait for a limited time: `set`, `check` and `get` of torch.distributed's have no limit.
+
+    Each call is made in a thread of its own; torch does not hold the interpreter's lock meanwhile. While one of them
+    still waits, all others fail at once: a store's client makes one call at a time.
+    """
+
+    def __init__(self, most_s: float = STORE_S) -> None:
+        self._most_s, self._store, self._is_waiting = most_s, None, False
+
+    def around(self, store: Any) -> BoundedStore:
+        """Return this object for the store, which may be another one than before."""
+        self._store = store
+        return self
+
+    def set(self, key: str, value: str) -> None:
+        self._call("set", key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._call("check", keys))
+
+    def get(self, key: str) -> bytes:
+        answer: bytes = self._call("get", key)
+        return answer
+
+    def _call(self, name: str, *words: Any) -> Any:
+        """Call the store's method.
+
+        Raises:
+            NoAnswer: it did not return in time, or an earlier call still waits.
+        """
+        from _thread import allocate_lock, start_new_thread
+
+        if self._is_waiting:
+            raise NoAnswer("the job's store still does not answer")
+        function, done = getattr(self._store, name), allocate_lock()
+        answers: list[tuple[Any, Exception | None]] = []
+
+        def call() -> None:
+            try:
+                answers.append((function(*words), None))
+            except Exception as error:  # noqa: BLE001  # Raised in the thread that trains.
+                answers.append((None, error))
+            self._is_waiting = False
+            done.release()
+
+        done.acquire()
+        self._is_waiting = True
+        try:
+            start_new_thread(call, ())
+        except RuntimeError:
+            self._is_waiting = False
+            raise
+        if not done.acquire(timeout=self._most_s):
+            raise NoAnswer(f"the job's store did not answer within {self._most_s:g} s")
+        ((answer, error),) = answers
+        if error is not None:
+            raise error
+        return answer
 
 
 class Windows:
@@ -60,6 +128,7 @@ class Windows:
         self._watch, self._recorder = watch, recorder
         self._hook = hook or os.path.dirname(os.path.abspath(__file__))
         self._place = place or self._place_by_torch
+        self._store = BoundedStore()
         self._rank = self._failures = 0
         self._handled: int | None = None  # The newest request that is over here.
         self._end_ns: int | None = None
@@ -83,11 +152,14 @@ class Windows:
         try:
             self._step()
         except Exception as error:  # No mistake of ours may stop somebody's training.
-            why = f"{type(error).__name__}: {error}"
+            is_silent = isinstance(error, NoAnswer)
+            if is_silent:  # The wait is a cost of the window.
+                self._count(self._watch._end_ns)
+            why = str(error) if is_silent else f"{type(error).__name__}: {error}"
             self._abort(why)
             if self._recorder._is_of_script(error):  # For example a signal handler that raises while our code runs.
                 raise
-            self._failures += 1
+            self._failures += not is_silent
             if self._failures <= MOST_FAILURES:
                 self._watch.note(f"a window ended: {why}")
             if self._failures == MOST_FAILURES:
@@ -339,7 +411,8 @@ class Windows:
             return rank or 0, world or 1, None
         store = distributed.distributed_c10d._get_default_store()
         prefix = f"observatory_watch/{os.path.basename(self._watch.settings['folder'])}"
-        return distributed.get_rank(), distributed.get_world_size(), distributed.PrefixStore(prefix, store)
+        bounded = self._store.around(distributed.PrefixStore(prefix, store))
+        return distributed.get_rank(), distributed.get_world_size(), bounded
 
     def _request(self) -> dict[str, Any] | None:
         path = os.path.join(self._hook, REQUEST)

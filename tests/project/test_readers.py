@@ -48,6 +48,7 @@ MAY_READ_OTHERWISE = {
         "bench/engines/ray/engine.py",
         "bench/engines/slurm/allocation.py",
         "collectors/rank/profiler.py",
+        "collectors/watch/observatory_watch_tracer.py",
     },
     "traces, which may come through a pipe": {
         "bench/cli/analyse.py",

@@ -23,7 +23,14 @@ from bench.results.watched.windows import RESULT, RankPhases, WindowFolder, miss
 from collectors.files import replace_file
 from collectors.traces.analyzers.collectives import Collectives, collectives
 from collectors.traces.analyzers.critical_path import critical_path
-from collectors.traces.analyzers.lateness import Activities, LateArrival, late_arrivals, own_delays_ns, traced_lateness
+from collectors.traces.analyzers.lateness import (
+    Activities,
+    Activity,
+    LateArrival,
+    late_arrivals,
+    own_delays_ns,
+    traced_lateness,
+)
 from collectors.traces.analyzers.stragglers import NoStraggler, Straggler, verdict
 from collectors.traces.breakdown import breakdowns
 from collectors.traces.cross_rank.matching import ROOTED
@@ -35,6 +42,8 @@ LATE_RATIO = 0.05
 """A rank is named if it costs the others at least this share of the traced time; the same as for untraced steps."""
 PHASE_RATIO = 0.6
 """A phase is named if it explains at least this share of the rank's delay."""
+LEFT_LATER: Activity = "an earlier collective"
+"""Activity of a rank that did no more work than the others, but left the previous collective later."""
 MOST_PARTS = 3
 KEPT_TRACES = 4
 """Newest windows of a run whose traces are kept; of older windows, only the results are."""
@@ -164,6 +173,12 @@ def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> t
     if isinstance(judged, NoStraggler):
         more = "" if judged.more is None else f"; trace at least {judged.more} more steps"
         return Late(verdict="unsure", reason=f"{judged.why}{more}"), None
+    if judged.cause == LEFT_LATER:
+        reason = (
+            f"rank {judged.rank} arrives last because it leaves the previous collective later than the others: a slower"
+            " link, or a busy host; no phase explains it"
+        )
+        return Late(verdict="unsure", reason=reason), None
     arrivals = _arrivals(analysis, judged.rank)
     cost_ratio = min(1.0, judged.delay_ns / max(1, lateness.traced_ns))
     if cost_ratio < LATE_RATIO:

@@ -34,7 +34,7 @@ QUIET_S = 60.0
 """Time between two lines that are not drawn over each other."""
 NO_PROCESS = (
     "no process reported a step: the command starts no Python with torch, or its Python reads no PYTHONPATH (-I, -E,"
-    " -S), or it ended or became another user before its first step"
+    " -S), or it ended or became another user before its first step, or its whole step is compiled; mark such steps"
 )
 
 

@@ -9,6 +9,7 @@ from bench.analysis.traces.watched_window import find_late_rank
 from bench.results.watched.details import Late
 from collectors.traces.analyzers.collectives import collectives
 from collectors.traces.timeline import About, Call, SpanKind, Timeline
+from tests.collectors.traces.made.generated import generate
 from tests.support.timelines import Span, timeline_of
 
 MEAN_NS = {"data": 3_000_000, "forward": 6_000_000, "backward": 5_000_000, "optimizer": 2_000_000}
@@ -98,6 +99,13 @@ def test_the_late_rank_and_its_phase_are_named_also_inside_backward(fault: str, 
 def test_nobody_is_named_without_a_fault(ranks: int) -> None:
     named = [seed for seed in range(100) if _late(seed, ranks, None).rank is not None]
     assert named == []
+
+
+def test_a_rank_that_only_leaves_collectives_later_is_not_named() -> None:
+    timelines = generate(0, ranks=2, steps=STEPS, straggler=1, cause="an earlier collective").timelines
+    late = find_late_rank(collectives(timelines), {})[0]
+    assert (late.verdict, late.rank) == ("unsure", None)
+    assert late.reason.startswith("rank 1 arrives last because it leaves the previous collective later")
 
 
 def test_a_single_rank_waits_for_nobody() -> None:

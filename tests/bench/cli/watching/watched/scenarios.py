@@ -124,6 +124,29 @@ def compiled_optimizer() -> None:
         update()
 
 
+def compiled_backward() -> None:
+    """Its graph ends at backward, which the compiled function then calls by itself."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    forward_and_backward = torch.compile(lambda: loss_of(model).backward(), backend="eager")
+    for _ in range(3):
+        forward_and_backward()
+        optimizer.step()
+
+
+def compiled_step() -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        loss_of(model).backward()
+        optimizer.step()
+
+    step = torch.compile(train, backend="eager")
+    for _ in range(3):
+        step()
+
+
 class Slow(Dataset[Tensor]):
     def __len__(self) -> int:
         return 6
@@ -214,6 +237,8 @@ SCENARIOS = (
         zero_redundancy,
         compiled_whole,
         compiled_optimizer,
+        compiled_backward,
+        compiled_step,
     ),
     *(data_and_phases, workers_of_data, children, saved, no_optimizer, marked, own_profiler),
 )

@@ -84,6 +84,19 @@ def test_a_compiled_optimizer_has_its_steps_or_the_run_says_that_none_were_seen(
     assert (_steps(seen, "compiled_optimizer"), len(notes)) in ((3, 0), (0, 1))
 
 
+def test_backward_that_a_compiled_function_calls_is_timed(seen: dict[str, Any]) -> None:
+    assert _column(seen, "compiled_backward", "backward_calls") == [1, 1, 1]
+
+
+def test_a_step_compiled_as_a_whole_counts_or_the_run_says_that_none_were_seen(seen: dict[str, Any]) -> None:
+    (lines,) = seen["compiled_step"].values()
+    notes = [line["text"] for line in lines if line["kind"] == "note"]
+    assert (_steps(seen, "compiled_step"), [note.partition(":")[0] for note in notes]) in (
+        (3, []),
+        (0, ["no steps seen"]),
+    )
+
+
 def test_sleeps_are_in_the_phase_that_sleeps(seen: dict[str, Any]) -> None:
     assert all(data_ns >= 20 * MS for data_ns in _column(seen, "data_and_phases", "data_ns"))
     assert all(forward_ns >= 30 * MS for forward_ns in _column(seen, "data_and_phases", "forward_ns"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.servers import absent_server
+from tests.support.servers import absent_server, free_port
 
 ROOT = Path(__file__).parents[5]
 PROGRAMS = Path(__file__).with_name("programs")
@@ -45,6 +45,11 @@ class Watched:
 
     def rules(self, rank: int) -> set[str]:
         return {line["rule"] for line in self.steps(rank)}
+
+    def sees(self, rank: int) -> tuple[int, int]:
+        """Return the rank and the world's size that a rank's file begins with."""
+        begin = self.ranks[rank][0]
+        return begin["rank"], begin["world_size"]
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -93,6 +98,51 @@ def test_ranks_that_a_script_spawns_have_steps_and_their_parent_none(tmp_path: P
     assert {rank: len(watched.column(rank, "step_ns")) for rank in watched.ranks} == {0: 3, 1: 3}
 
 
+def _launcher(name: str) -> list[str]:
+    """Return a launcher's words for two ranks on the CPU."""
+    program = str(Path(sys.executable).with_name(name.split()[0]))
+    if name == "torchrun":
+        return [program, "--standalone", "--nproc-per-node", "2"]
+    if name == "accelerate launch":
+        words = "launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+        return [program, *words.split(), "--main_process_port", "0"]
+    if name == "deepspeed":
+        return [program, "--num_gpus", "2", "--master_port", str(free_port())]
+    return [sys.executable] if name == "python" else TORCHRUN
+
+
+@pytest.mark.parametrize(
+    ("launcher", "kind", "rule", "ranks"),
+    [
+        ("python", "accelerate", "optimizer", 1),
+        ("python -m torch.distributed.run", "ddp", "optimizer", 2),
+        ("torchrun", "ddp", "optimizer", 2),
+        ("accelerate launch", "accelerate", "optimizer", 2),
+        ("deepspeed", "deepspeed", "deepspeed", 2),
+    ],
+)
+def test_a_launcher_s_ranks_are_one_run_and_its_code_is_as_without_the_watch(
+    launcher: str, kind: str, rule: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(ranks), "TORCHDYNAMO_DISABLE": "1"}.items():
+        monkeypatch.setenv(variable, value)  # DeepSpeed's.
+    for package in {"accelerate", "deepspeed"} & {kind}:
+        _needs(package)
+    program = (str(PROGRAMS / "launched.py"), kind, "3")
+    alone, watched = _run(*_launcher(launcher), *program), Watched(tmp_path, *_launcher(launcher), *program)
+    assert alone.returncode == watched.done.returncode != 0, watched.done.stderr
+    losses = [
+        sorted(line for line in done.stdout.splitlines() if line.startswith("rank ")) for done in (alone, watched.done)
+    ]
+    assert len(losses[0]) == ranks, alone.stderr
+    assert losses[0] == losses[1]
+    assert [watched.sees(rank) for rank in sorted(watched.ranks)] == [(rank, ranks) for rank in range(ranks)]
+    for rank in watched.ranks:
+        assert watched.rules(rank) == {rule}
+        assert len(watched.column(rank, "step_ns")) == 5
+        assert [line["kind"] for line in watched.ranks[rank]] == ["begin", "steps", "end"]
+
+
 def test_deepspeed_s_engine_makes_a_step_at_its_boundary(tmp_path: Path) -> None:
     _needs("deepspeed")
     watched = Watched(tmp_path, sys.executable, str(PROGRAMS / "engine.py"), str(tmp_path / "store"))
@@ -120,7 +170,7 @@ def _as_alone(folder: Path, program: str) -> Watched:
     [
         ("trainer.py", "accelerate", [2, 2, 2, 2]),
         ("accumulated.py", "accelerate", [2, 2, 2, 1]),
-        ("compiled.py", "torch", [1, 1, 1, 1]),
+        ("compiled.py", "torch", [1] * 8),
     ],
 )
 def test_a_program_has_its_steps_and_prints_the_same_losses(

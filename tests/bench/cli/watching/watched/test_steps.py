@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -429,6 +431,19 @@ def test_an_older_torch_is_named_and_not_watched(job: Job) -> None:
     assert job.watch.is_over
     assert job.lines("note")[0]["text"] == "torch 2.4.0 is older than 2.11: not watched"
     assert job.lines() == []
+
+
+def test_a_file_system_without_locks_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock(fd: int, flags: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", lock)
+    job = Job(tmp_path)
+    for _ in range(3):
+        job.optimizer(1)
+    assert len(job.steps()["step_ns"]) == 3
+    assert job.lines("note") == []
+    assert not (tmp_path / "watch_failures.txt").exists()
 
 
 def test_a_second_process_of_the_same_rank_is_not_mixed_in(job: Job, tmp_path: Path) -> None:

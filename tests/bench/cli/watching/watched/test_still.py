@@ -119,6 +119,48 @@ def test_redacted_stacks_and_records_have_no_folders(tmp_path: Path) -> None:
     assert 'File "hang.py", line' in (tmp_path / "watch_rank1.stacks.txt").read_text()
 
 
+COUNT_AT_FORKS = """
+import os
+
+def count():
+    with open(os.environ["COUNTS"], "a") as file:
+        file.write(f"{len(os.listdir('/proc/self/task'))} ")
+
+os.register_at_fork(before=count)  # It was there before ours, so Python calls it after ours.
+"""
+
+
+def test_no_thread_of_ours_is_there_while_a_process_forks_and_it_looks_again_afterwards(tmp_path: Path) -> None:
+    counts, former = tmp_path / "counts", tmp_path / "former"
+    former.mkdir()
+    (former / "sitecustomize.py").write_text(COUNT_AT_FORKS)
+    unwatched = os.environ | {"PYTHONPATH": str(former), "COUNTS": str(counts), "OMP_NUM_THREADS": "1"}
+    threads_after = []
+    for variables in (unwatched, environment(unwatched, write_hook(tmp_path))):
+        command = [sys.executable, str(HANG.with_name("forks.py"))]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        threads_after.append(int(done.stdout))
+        assert done.stderr == ""
+    assert (tmp_path / "watch_rank0.jsonl").exists()
+    at_forks = counts.read_text().split()
+    assert len(at_forks) == 2 * 4
+    assert at_forks[:4] == at_forks[4:]
+    assert threads_after[1] == threads_after[0] + 1
+
+
+def test_threads_that_fork_at_once_leave_one_thread_of_ours(stopped: Stopped) -> None:
+    stopped.witness.before_fork()
+    stopped.witness.before_fork()
+    stopped.witness.after_fork()
+    stopped.witness.go_on()
+    assert not stopped.witness._is_alive
+    stopped.witness.after_fork()
+    stopped.witness.go_on()
+    assert stopped.witness._is_alive
+    stopped.witness.before_fork()
+    assert not stopped.witness._is_alive
+
+
 # When a job counts as stalled, by a clock of ours.
 
 

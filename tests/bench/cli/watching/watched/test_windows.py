@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import operator
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +16,14 @@ from typing import Any
 
 import pytest
 
+from bench.analysis.traces.watched_window import join_window
 from bench.results.watched.details import TracedWindow
 from bench.results.watched.run import read_run
 from bench.results.watched.windows import traced_windows
+from bench.session.watched.session import environment, write_hook
+from collectors.traces.timeline import load
 from collectors.watch import observatory_watch
-from collectors.watch.observatory_watch_window import ANSWER_NS, POLL_NS, Windows
+from collectors.watch.observatory_watch_window import ANSWER_NS, POLL_NS, BoundedStore, Windows
 
 ROOT = Path(__file__).parents[5]
 PROGRAMS = Path(__file__).with_name("programs")
@@ -241,6 +246,57 @@ def test_a_rank_that_acknowledged_long_ago_has_time_to_see_the_commit(tmp_path: 
     assert (agreed["first"] - first.watch._steps) * STEP_NS > POLL_NS
 
 
+STORE_HOST = """
+import sys, time
+from torch.distributed import TCPStore
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_whose_host_hangs_drops_the_window_and_the_next_one_is_taken_once_it_answers(tmp_path: Path) -> None:
+    import torch.distributed as dist
+
+    words = [sys.executable, "-c", STORE_HOST]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()) as host:
+        assert host.stdout is not None
+        client = dist.PrefixStore("watch", dist.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False))  # type: ignore[attr-defined]
+        bounded = BoundedStore(most_s=0.2).around(client)
+        rank = FakeRank(tmp_path, 0, 2, bounded)  # type: ignore[arg-type]
+        try:
+            host.send_signal(signal.SIGSTOP)
+            _ask(tmp_path)
+            rank.step(11)  # Its own number waits.
+            assert _written(tmp_path, "window.json")["dropped"].endswith("the job's store did not answer within 0.2 s")
+            for number in (2, 3, 4, 5):
+                _ask(tmp_path, number=number)
+                rank.step(11)
+                assert _written(tmp_path, "window.json", number)["dropped"].endswith("store still does not answer")
+        finally:
+            host.send_signal(signal.SIGCONT)
+        while bounded._is_waiting:
+            time.sleep(0.01)
+        assert client.check(["1 steps 0"])
+        client.set("6 steps 1", "7")
+        _ask(tmp_path, number=6)
+        rank.step(12)
+        assert "dropped" not in _written(tmp_path, "window.json", number=6)
+
+
+def test_the_wait_for_a_silent_store_is_no_time_of_the_watch_in_the_step(tmp_path: Path) -> None:
+    bounded = BoundedStore().around(FakeStore())
+    bounded._is_waiting = True
+    rank = FakeRank(tmp_path, 0, 2, bounded)  # type: ignore[arg-type]
+    rank.watch.clock_ns = lambda: rank.now_ns + 5 * POLL_NS  # So long after the step's end.
+    _ask(tmp_path)
+    rank.step(11)
+    assert _written(tmp_path, "window.json")["dropped"].endswith("store still does not answer")
+    assert rank.watch._own == -5 * POLL_NS  # The caller adds all that passed since the step's end.
+    assert rank.windows._failures == 0
+
+
 # Real processes.
 
 
@@ -295,8 +351,22 @@ def test_a_window_changes_no_loss_and_leaves_nothing_in_the_process(
     assert (run / "trial1" / "rank0.timeline.npz").exists()
     figures = read_run(run)
     # A window's steps, the one before and the one after are in no figure; nor is the warm-up.
-    assert figures.case.steps == 90 - 9 - 6
+    left_out = {*range(9), *range(window.first - 1, window.last + 2)}
+    assert figures.case.steps == 90 - len(left_out)
     assert figures.details.windows == (window,)
+
+
+@pytest.mark.slow
+def test_a_redacted_trace_has_no_folders_and_is_joined_as_any(tmp_path: Path) -> None:
+    hook = write_hook(tmp_path, redact=True)
+    words = [sys.executable, str(PROGRAMS / "alone.py"), "named"]
+    subprocess.run(words, env=environment(_environment(), hook), check=True, capture_output=True)
+    text = (tmp_path / "windows" / "1" / "rank0.json").read_bytes()
+    assert b"load rows.bin" in text
+    for folder in ("/home/somebody", str(tmp_path), str(PROGRAMS), str(Path(os.__file__).parent)):
+        assert folder.encode() not in text
+    assert join_window(tmp_path, 1).step_s is not None
+    assert "load rows.bin" in load(tmp_path / "trial1" / "rank0.timeline.npz").names
 
 
 @pytest.mark.slow
@@ -344,6 +414,16 @@ def test_a_window_names_the_late_rank_and_its_phase_or_says_unsure(strategy: str
     assert {rank.windows for rank in read_run(run).details.ranks} == {
         tuple((window.first, window.last) for window in windows)
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_five_windows_without_a_fault_name_nobody(strategy: str, tmp_path: Path) -> None:
+    done, run = _watch(tmp_path, *TORCHRUN, str(PROGRAMS / "windows.py"), strategy, *["none"] * 5)
+    assert done.returncode == 0, done.stderr
+    windows = traced_windows(run)
+    assert [window.dropped for window in windows] == [None] * 5
+    assert [window.late.rank for window in windows if window.late is not None] == [None] * 5, windows
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.autograd import profiler as engine
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 HOOK = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
 STARTS = {name: getattr(engine, name) for name in ("_prepare_profiler", "_enable_profiler")}
@@ -48,14 +48,18 @@ def steps(count: int) -> Iterator[int]:
 
 def whole() -> None:
     ask(1)
-    environment = dict(os.environ)
+    environment, modules = dict(os.environ), set(sys.modules)
+    threads = 0
     for number in steps(90):
         if number == 5:  # Before the window, which begins a second after the first step.
-            environment = dict(os.environ)
+            environment, modules = dict(os.environ), set(sys.modules)
+            threads = sum(1 for _ in Path("/proc/self/task").iterdir())  # Kineto then keeps one of its own.
     has_left = [
         *(name for name, original in STARTS.items() if getattr(engine, name) is not original),
         *(["environment"] if dict(os.environ) != environment else []),
         *(["profiler"] if engine._is_profiler_enabled else []),
+        *sorted(name for name in set(sys.modules) - modules if name.startswith("torch")),
+        *(["thread"] if sum(1 for _ in Path("/proc/self/task").iterdir()) > threads + 1 else []),
     ]
     print("left:", *has_left)
 
@@ -121,6 +125,14 @@ def grown_by_worker_mb() -> int:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def named() -> None:
+    """Operations of the script bear paths."""
+    ask(1)
+    for _ in steps(90):
+        with record_function("load /home/somebody/secret/rows.bin"):
+            torch.ones(1)
 
 
 def report(own: profile) -> None:

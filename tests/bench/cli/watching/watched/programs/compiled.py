@@ -1,4 +1,7 @@
-"""A model compiled by Inductor, whose workers import torch as well and train nothing: `python compiled.py`."""
+"""A model compiled by Inductor, whose workers import torch as well and train nothing: `python compiled.py`.
+
+Then the same number of steps that are compiled with their backward, by compiled autograd.
+"""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -8,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 STEPS = 4
 
@@ -28,6 +31,26 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         print(float(loss.detach()).hex())
+    train_with_compiled_backward(model, optimizer)
+
+
+def train_with_compiled_backward(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    dynamo: Any = import_module("torch._dynamo")
+    dynamo.config.compiled_autograd = True
+
+    def forward_and_backward(batch: Tensor) -> Tensor:
+        loss: Tensor = model(batch).square().mean()
+        loss.backward()
+        return loss
+
+    compiled = torch.compile(forward_and_backward, backend="eager")
+    for _ in range(STEPS):
+        loss = compiled(torch.randn(4, 8))
+        optimizer.step()
+        optimizer.zero_grad()
+        print(float(loss.detach()).hex())
+    print("captures:", dynamo.utils.counters["compiled_autograd"]["captures"])
+    print(float(loss.detach()).hex())
 
 
 if __name__ == "__main__":
