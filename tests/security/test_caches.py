@@ -9,7 +9,7 @@ import pytest
 
 from tests.security.users import User
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 _READ = """
 import json, os, sys

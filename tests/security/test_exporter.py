@@ -137,18 +137,21 @@ def _scrape(port: int, authorization: str | None = None) -> int:
     return status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["GET /metrics HTTP/1.1\r\nX: ", ""], ids=["dripping", "half-open"])
 def test_connections_that_are_held_open_lock_no_scrape_out(victim: User, attacker: User, head: str) -> None:
     with _serving(victim) as port, _attacking(attacker, _DRIP, str(port), head):
         assert [_scrape(port) for _ in range(_SCRAPES)] == [200] * _SCRAPES
 
 
+@pytest.mark.slow
 def test_requests_without_a_pause_lock_no_scrape_out(victim: User, attacker: User) -> None:
     with _serving(victim) as port, _attacking(attacker, _PIPELINE, str(port)):
         said = victim.python(_SCRAPE, str(port), str(_SCRAPES))
     assert said.stdout.split() == ["200"] * _SCRAPES
 
 
+@pytest.mark.slow
 def test_guesses_of_a_password_lock_no_scrape_out(victim: User, attacker: User) -> None:
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(8)).decode()
     config = victim.home / "web.yml"
@@ -167,6 +170,7 @@ def test_who_holds_the_exporters_port_is_named(victim: User, attacker: User) -> 
     assert "use that one" not in said.stderr
 
 
+@pytest.mark.slow
 def test_a_run_does_not_send_its_user_to_a_strangers_figures(victim: User, attacker: User, tmp_path: Path) -> None:
     program = """
 import sys

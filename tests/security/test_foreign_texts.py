@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.security.users import User
+
+pytestmark = pytest.mark.slow
 
 BOMBS = {
     "dotted": ("a." * 60_000 + "b = 1\n", "a key has more than 16 parts"),

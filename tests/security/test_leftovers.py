@@ -11,6 +11,8 @@ import pytest
 from bench.machine.temporary_folders import sweep
 from tests.security.users import User
 
+pytestmark = pytest.mark.slow
+
 KILLED = (
     "import os, signal\n"
     "from bench.machine.temporary_folders import TemporaryFolder\n"

@@ -49,6 +49,7 @@ def test_a_history_and_a_summary_are_for_their_user_alone(victim: User, data: Pa
     assert _modes(data) == {".": 0o700, "history.sqlite": 0o600}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("umask", "words", "folder_mode"), [("000", (), 0o700), ("777", ("--shared",), 0o750)])
 def test_a_whole_run_is_for_its_user_alone_or_for_the_group_to_read(
     victim: User, data: Path, umask: str, words: tuple[str, ...], folder_mode: int

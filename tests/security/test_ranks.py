@@ -16,6 +16,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, 
 
 from tests.security.users import User
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 120.0
 SMALL = ("--device", "cpu", "--ranks", "2", "--shape", "tiny", "--trials", "1", "--trace-steps", "0", "--port", "0")
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.security.users import User
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--device", "cpu", "--shape", "tiny", "--trials", "1", "--steps", "1", "--trace-steps", "0", "--port", "0")
 
 

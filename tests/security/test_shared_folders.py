@@ -57,6 +57,7 @@ def _planted(shared: Path, attacker: User, *links: str, to: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_planted_run_overwrites_nothing_and_enters_no_history(
     victim: User, attacker: User, shared: Path, profile: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_planted_run_overwrites_nothing_and_enters_no_history(
     assert (pruned.returncode, run.is_dir()) == (0, True), pruned.stderr
 
 
+@pytest.mark.slow
 def test_a_link_or_another_users_file_is_no_history(victim: User, attacker: User, shared: Path, profile: Path) -> None:
     (shared / "link.sqlite").symlink_to(victim.home / "made-by-the-link")
     (shared / "theirs.sqlite").touch(0o666)

@@ -61,6 +61,7 @@ def collected() -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_file_with_a_gpu_test_is_collected_without_a_gpu(collected: str) -> None:
     collected_files = {line.partition("::")[0] for line in collected.splitlines() if "::" in line}
     assert collected_files == set(_marked_files())

@@ -1,13 +1,22 @@
-"""A plugin of pytest that leaves, of the many cases of parity, those which meet what differs between releases of torch.
+"""A plugin of pytest that selects the tests that depend on the release of torch.
 
-These are each strategy's defaults in fp32, and options that lead through parts of torch of their own. A case in bf16 or
-fp16, or one with another number of microbatches, takes the same way through torch as the default.
+Slow tests are left out, except those of `WITH_SLOW`. The selected cases of parity are each strategy's defaults in fp32,
+and options that use parts of torch of their own. A case with another number of microbatches takes the same path through
+torch as the default.
 """
 
 from __future__ import annotations
 
 import pytest
 
+WITH_SLOW = (
+    "tests/bench/engines/test_traced_trial.py",
+    "tests/collectors/rank/test_profiler.py",
+    "tests/workloads/pipeline_parallel/test_pipelines.py",
+    "tests/workloads/spec/test_states.py",
+    "tests/workloads/tensor_parallel/test_tensor_parallel_parts.py",
+)
+"""Files whose slow tests also use parts of torch that differ between releases."""
 PARITY = "test_losses_and_gradients_are_those_of_single"
 OWN_WAYS = (
     "static_graph=",
@@ -23,20 +32,22 @@ OWN_WAYS = (
     "schedule=",
     "data_axis=fsdp",
 )
-SCALED = ("ddp fp16", "fsdp fp16", "tensor_parallel fp16", "gpipe fp16")
-"""Gradients that are whole, sharded, DTensors, or of one stage, each with a scaler of its own."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the cases out that are not chosen."""
-    left_out = [item for item in items if item.name.startswith(f"{PARITY}[") and not _is_chosen(item.name)]
+    """Deselect the tests that are not selected."""
+    left_out = [item for item in items if _is_too_slow(item) or not _is_chosen(item.name)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
 
+def _is_too_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None and not item.nodeid.startswith(WITH_SLOW)
+
+
 def _is_chosen(name: str) -> bool:
-    case = name.partition("[")[2].removesuffix("]")
-    if case.startswith(SCALED):
+    if not name.startswith(f"{PARITY}["):
         return True
+    case = name.partition("[")[2].removesuffix("]")
     is_default = " fp32 " in case and "clip=" not in case
     return is_default or (any(way in case for way in OWN_WAYS) and "microbatches=" not in case)

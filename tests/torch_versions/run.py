@@ -175,7 +175,7 @@ def run_parts(environment: Environment, parts: Parts) -> Iterator[Line]:
         command = [str(environment.executable), "-m", "pytest", "-vv", "-p", "no:cacheprovider"]
         last, failures = "", []
         with subprocess.Popen(
-            [*command, "-p", "tests.torch_versions.chosen", "-m", "not slow", *tests],
+            [*command, "-p", "tests.torch_versions.chosen", *tests],
             cwd=ROOT,
             # The packages were installed without bytecode, and each of many processes would compile them anew.
             env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},

@@ -104,6 +104,7 @@ class FakeEnvironment(Environment):
         return Path(sys.executable)
 
 
+@pytest.mark.slow
 def test_one_line_names_what_a_release_breaks(tmp_path: Path) -> None:
     passing, failing, broken = (tmp_path / f"test_{name}.py" for name in ("passing", "failing", "broken"))
     passing.write_text("def test_a(): pass\n")

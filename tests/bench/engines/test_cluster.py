@@ -323,6 +323,7 @@ class OneUnknown(Meeting):
         return [*super().words(node), *(["--of-a-newer-version"] if node == 1 else [])]
 
 
+@pytest.mark.slow
 def test_a_node_whose_agent_does_not_come_is_left_out_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +409,7 @@ def test_an_agent_that_never_answers_is_named_when_the_others_have_ended(tmp_pat
             Parts(nodes, _orders(2, 0.1)).run(lambda _: None)
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_lost_ends_the_other_parts_which_are_waited_for(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     with _linked(tmp_path, 2, 60.0) as (nodes, agents), ThreadPoolExecutor(1) as pool:

@@ -32,6 +32,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
         yield started
 
 
+@pytest.mark.slow
 def test_the_machine_is_told_as_often_as_it_is_asked_for(engine: LocalEngine) -> None:
     """The agent says it once; each case that is measured again asks."""
     assert engine.machine() == engine.machine()
@@ -186,6 +187,7 @@ def test_a_rank_that_runs_out_of_memory_says_how_much_it_asked_for(engine: Local
     assert "can't allocate memory" in ended.cause.text
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_write_its_log_is_named_with_the_reason(tmp_path: Path) -> None:
     with (
         on_a_full_disk(tmp_path / "rank1.jsonl") as path,
@@ -269,6 +271,7 @@ def test_a_killed_agent_is_told_without_the_log_of_its_profiler(tmp_path: Path) 
             _run(engine, tmp_path, small_case())
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_stopped_is_ended_when_its_time_is_over(tmp_path: Path) -> None:
     others = set(psutil.Process().children())
     with LocalEngine(tmp_path, silent_s=0.5) as engine:

@@ -119,6 +119,7 @@ def test_files_of_a_case_that_was_watched_arrive_whole(remote: Remote) -> None:
     assert measured.step_s > 0
 
 
+@pytest.mark.slow
 def test_an_agent_of_another_machine_reports_limits_of_its_node_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,6 +313,7 @@ def test_two_agents_run_the_ranks_of_one_trial(tmp_path: Path) -> None:
             assert kept == {f"node{node}.jsonl", f"rank{node}.jsonl"}
 
 
+@pytest.mark.slow
 def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from bench.engines.node.node_exporter import NodeExporter
 

@@ -91,6 +91,7 @@ def test_one_rank_has_no_communication_and_says_so(engine: LocalEngine, tmp_path
     assert note.startswith("communication is absent: no communication kernels found; names seen: aten::")
 
 
+@pytest.mark.slow
 def test_a_trace_is_kept_where_asked(engine: LocalEngine, tmp_path: Path) -> None:
     _run(engine, tmp_path, small_case(trace_steps=1), keep_trace=True)
     assert sorted(path.name for path in tmp_path.glob("*.trace.json.gz")) == [

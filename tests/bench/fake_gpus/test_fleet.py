@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from bench.engines.agent_link import NodeCheck
 from bench.machine.doctor.fleet import Fleet, FleetNode, NodeFinding, judge
@@ -30,6 +31,7 @@ def _machine(library: Path, folder: Path, scene: Scene) -> Machine:
     return msgspec.json.decode(done.stdout, type=Machine)
 
 
+@pytest.mark.slow
 def test_of_a_fleet_with_two_driver_versions_the_odd_node_is_named(nvml_library: Path, tmp_path: Path) -> None:
     new, old = node_of(H100, H100), {**node_of(H100, H100), "SystemGetDriverVersion": "570.86.10"}
     machines = [

@@ -160,6 +160,7 @@ def _agent(temporary: Path) -> Iterator[tuple[subprocess.Popen[bytes], SignedWir
                 wire.stream.close()
 
 
+@pytest.mark.slow
 def test_what_a_killed_agent_leaves_is_removed_by_the_next_one_of_the_node(temporary: Path) -> None:
     with _agent(temporary):
         pass
@@ -176,6 +177,7 @@ def test_what_a_killed_agent_leaves_is_removed_by_the_next_one_of_the_node(tempo
     assert names(temporary) == []
 
 
+@pytest.mark.slow
 def test_a_killed_runner_of_two_nodes_leaves_nothing_that_the_doctor_does_not_clean(
     temporary: Path, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_nothing_is_looked_at_unasked(engine: LocalEngine, tmp_path: Path) -> No
     assert [reading.mark for reading in _readings(tmp_path)].count("traced") == 1
 
 
+@pytest.mark.slow
 def test_measured_steps_are_seen_as_a_share_of_a_known_ceiling(engine: LocalEngine, tmp_path: Path) -> None:
     _run(engine, tmp_path, InstrumentationOptions(), ceiling_flops_per_second=1e15)
     marks = {

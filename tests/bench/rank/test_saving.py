@@ -90,6 +90,7 @@ def test_the_written_bytes_are_those_predicted_and_torchs_own(engine: LocalEngin
     assert max(values(tmp_path, CHECKPOINT_BYTES.name)) <= trial.saves.rank_bytes
 
 
+@pytest.mark.slow
 def test_saves_and_windows_meet_in_one_place(engine: LocalEngine, tmp_path: Path) -> None:
     case = replace(SAVED, trace_steps=1)
     assert run(engine, tmp_path, case, InstrumentationOptions(trace_every=2)).outcome == "done"

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SWITCH = """
 import json, warnings
 warnings.simplefilter("error")

@@ -62,6 +62,7 @@ SIGNALS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", SIGNALS)
 def test_no_process_outlives_the_runner(signals: list[signal.Signals], tmp_path: Path) -> None:
     with _running(tmp_path, "--steps", "1000000", "--trials", "1", "--option", "workers=1") as runner:

@@ -52,6 +52,7 @@ def _labels(summary: Summary, name: str) -> list[dict[str, str]]:
     return [one.labels for one in summary.estimates if one.metric == name]
 
 
+@pytest.mark.slow
 def test_real_ranks_are_joined_in_each_trial(folder: Path) -> None:
     summary = load(folder)
     for metric in (RUN_COLLECTIVE_WAIT_SECONDS, RUN_COLLECTIVE_TRANSFER_SECONDS):

@@ -9,6 +9,7 @@ import pytest
 from tests.benchmarks.plain import run_script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_each_rank_of_a_plain_script_leads_a_session_as_ours_do(ranks: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

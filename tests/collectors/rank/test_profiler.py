@@ -40,6 +40,7 @@ for cuda in ("13.0", None):
 """
 
 
+@pytest.mark.slow
 def test_the_forkserver_starts_no_profiler_with_a_build_for_cuda() -> None:
     """In a process of its own, whose torch nobody has started; what the module itself does is done for each build."""
     found = subprocess.run(

@@ -21,7 +21,7 @@ from tests.gpu.results import Result, Run, pytest_configure
 CHECKS = '''
 import os, subprocess, sys, time
 import pytest
-pytestmark = pytest.mark.timeout(20)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(20)]
 
 SLEEPER = "import os, sys, time; os.setsid(); open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
 

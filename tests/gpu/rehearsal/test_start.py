@@ -25,6 +25,8 @@ from tests.gpu.results import REHEARSAL, Result, Verdict
 from tests.gpu.test_first import marked_files
 from tests.support.markers import usable_gpus
 
+pytestmark = pytest.mark.slow
+
 MEASURED = ROOT / "docs" / "measured"
 PAGE = (MEASURED / "README.md").read_text()
 _START = [sys.executable, "-m", "tests.gpu.start"]

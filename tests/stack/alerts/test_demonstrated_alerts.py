@@ -67,6 +67,7 @@ def _value(sample: Sample, before: list[str], minute: int) -> str:
     return before[-1] if before and before[-1] != "_" else f"{60 * minute}"
 
 
+@pytest.mark.slow
 def test_errors_and_losses_are_told_at_once(node: Rehearsal) -> None:
     node.fires(
         ("GpuLost", "6"),

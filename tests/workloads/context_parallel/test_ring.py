@@ -26,6 +26,7 @@ def visits(is_overlapped: bool) -> tuple[list[float], int]:
     return seen, ring.sent_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_overlapped", [True, False])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_each_rank_sees_all_tensors_nearest_first(ranks: int, is_overlapped: bool, on_ranks: OnRanks) -> None:

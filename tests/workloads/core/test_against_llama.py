@@ -116,6 +116,7 @@ def assert_same(setup: SmallSetup) -> None:
         assert (gradient - its).norm() <= limit * its.norm(), name
 
 
+@pytest.mark.slow
 def test_five_steps_are_those_of_llama_with_adamw_and_clipping_by_hand() -> None:
     setup = setup_of(clip=CLIP)
     trainer = trainer_of(setup)

@@ -67,6 +67,7 @@ def assert_predicted(setup: SmallSetup, on_ranks: OnRanks) -> None:
         assert prediction.total_bytes == pytest.approx(live["total"], rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2)])

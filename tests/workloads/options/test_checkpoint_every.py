@@ -83,6 +83,7 @@ def sent_in_a_step(setup: SmallSetup) -> dict[str, int]:
     return dict(sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks", "options"), SENT, ids=str)
 def test_only_recomputed_blocks_send_again(name: str, ranks: int, options: Options, on_ranks: OnRanks) -> None:
     setup = small_setup(name, ranks=ranks, shape=DEEP, options={**options, "checkpoint_every": 4})

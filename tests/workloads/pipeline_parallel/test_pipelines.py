@@ -178,6 +178,7 @@ def test_all_ranks_skip_a_step_in_which_one_stage_overflows(on_ranks: OnRanks) -
     assert on_ranks(2, overflow_and_move, setup) == [(True, False), (False, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"), [("interleaved", {}), ("zero_bubble", {"stages": 1}), ("zero_bubble", {"variant": "zbv"})]
 )

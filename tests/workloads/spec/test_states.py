@@ -40,6 +40,7 @@ def test_ranks_hold_the_bytes_that_the_spec_declares(spec: StrategySpec, on_rank
         assert states == spec.states(setup, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
@@ -80,6 +81,7 @@ def deepspeed_peak(setup: SmallSetup) -> int:
     return peak_bytes
 
 
+@pytest.mark.slow
 def test_stage_3_of_deepspeed_is_never_whole_on_a_rank(on_fresh_ranks: OnRanks) -> None:
     setup = small_setup("deepspeed", ranks=2, shape=DEEP, options={"stage": 3, "param_persistence_threshold": 0})
     for rank, peak_bytes in enumerate(on_fresh_ranks(2, deepspeed_peak, setup)):

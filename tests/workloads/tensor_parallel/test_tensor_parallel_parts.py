@@ -68,6 +68,7 @@ def run_stage(options: Mapping[str, OptionValue]) -> tuple[Tensor, Tensor, list[
     return logits_bsv.detach(), received.grad, [name for name, _ in stage.named_parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_divided", [False, True])
 def test_a_stage_of_a_pipeline_computes_what_it_does_whole(is_divided: bool, on_ranks: OnRanks) -> None:
     options = {"sequence_parallel": is_divided}
@@ -118,6 +119,7 @@ def types_alone() -> set[type]:
     return {type(weight) for weight in model.parameters()}
 
 
+@pytest.mark.slow
 def test_a_rank_alone_has_plain_weights(on_ranks: OnRanks) -> None:
     assert on_ranks(1, types_alone) == [{nn.Parameter}]
 

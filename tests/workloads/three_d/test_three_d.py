@@ -151,6 +151,7 @@ def test_eight_ranks_compute_what_one_does(setup: SmallSetup, watch: Watch, trut
     assert sum(losses) / 4 == pytest.approx(truth.loss, rel=LIMITS["fp32"])
 
 
+@pytest.mark.slow
 @EACH_CASE
 def test_the_rank_that_hands_over_most_does_so_by_the_law_of_each_axis(setup: SmallSetup, watch: Watch) -> None:
     counted: Traffic = {}

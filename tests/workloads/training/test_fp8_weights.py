@@ -125,6 +125,7 @@ def alone(on_ranks: OnRanks) -> Callable[[str], Gradients]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks", "options"), CASES, ids=str)
 def test_gradients_are_those_of_single_in_fp8(
     name: str, ranks: int, options: Options, on_ranks: OnRanks, alone: Callable[[str], Gradients]

@@ -71,6 +71,7 @@ def states_after_two_steps(setup: SmallSetup) -> States:
     return held_states(ready.workload)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks", "options", "bytes_each"), HELD, ids=str)
 def test_ranks_hold_megatrons_bytes_of_a_weight(
     name: str, ranks: int, options: Options, bytes_each: int, on_ranks: OnRanks

@@ -110,6 +110,7 @@ LONG = Shape(layers=4, width=32, heads=4, kv_heads=1, mlp_width=96, vocabulary=4
 """Most of it is activations of blocks."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["none", "selective"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def half_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tupl
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HALVES)
 def test_ranks_in_bf16_are_judged_by_limits_of_their_own(
     name: str, half_verdicts: Mapping[str, tuple[MeasuredRuns, ConvergenceVerdict]]
@@ -261,6 +262,7 @@ def test_words_that_do_not_go_together_are_refused_in_one_line(
     assert line in said
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_verdict_keeps_the_runs_and_ends_with_a_failed_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

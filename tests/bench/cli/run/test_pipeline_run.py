@@ -57,6 +57,7 @@ def _values(run: dict[str, Any], metric: str) -> dict[tuple[str, ...], float]:
     return {tuple(one["labels"].values()): one["median"] for one in run["estimates"] if one["metric"] == metric}
 
 
+@pytest.mark.slow
 def test_real_ranks_are_measured_drawn_and_traced(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, said = _shown(capsys, "run", "gpipe", *RUN, "--option", "microbatches=4", "--timeline")
     rows = [line for line in table.splitlines() if line.startswith(("rank 0 |", "rank 1 |"))]

@@ -71,6 +71,7 @@ def plan_cases(*words: str) -> list[Case]:
     return [msgspec.convert(each["case"], Case) for each in json.loads(out.getvalue())]
 
 
+@pytest.mark.slow
 def test_a_calibrated_run_is_predicted_before_it_begins_and_scored_after(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def test_collectives_are_measured_kept_exported_and_compared(
     assert [row["own_time_ratio"] for row in beside["rows"]] == pytest.approx([1.0] * 4, rel=0.01)
 
 
+@pytest.mark.slow
 def test_algorithms_count_what_their_law_expects(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = shown(capsys, "run", "all_reduce", *SWEEP, "--option", "max_bytes=1024")
     assert "predicted:" not in table  # A count that differs has the predicted one behind it.

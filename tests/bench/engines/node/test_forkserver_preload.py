@@ -5,10 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 FROZEN = """
 import gc
 from collectors.rank.memory import living_tensors
 gc.freeze = lambda: print(len(list(living_tensors())), "tensors")
+import pytest
+
 import bench.engines.node.forkserver_preload
 """
 

@@ -90,6 +90,7 @@ def test_the_general_entries_come_last_so_that_a_reader_finds_the_cause_first() 
     assert is_general == sorted(is_general)
 
 
+@pytest.mark.slow
 def test_a_real_loader_in_64_mb_of_shared_memory_is_explained() -> None:
     done = run_with_mounts(SMALL_SHM, "-c", LOADER)
     assert done.returncode != 0
@@ -101,6 +102,7 @@ def test_a_real_loader_in_64_mb_of_shared_memory_is_explained() -> None:
     )
 
 
+@pytest.mark.slow
 def test_real_errors_of_the_network_memory_and_files_are_explained() -> None:
     done = subprocess.run([sys.executable, "-c", NETWORK], capture_output=True, text=True, check=True)
     printed = done.stdout.splitlines()

@@ -72,10 +72,12 @@ def test_an_address_of_another_machine_is_named() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_the_machine_is_read_with_torch() -> None:
     assert read_machine(CONTEXT).torch_version == read().torch_version is not None
 
 
+@pytest.mark.slow
 def test_why_no_process_starts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="does not start ranks: its first process ended with 1"):
         TrialStore(CONTEXT, cast(str, 5), "p", ranks=1)

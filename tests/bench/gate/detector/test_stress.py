@@ -125,6 +125,7 @@ def test_bounds_are_those_of_the_tables() -> None:
 CALM = ("plain", "noise x3 from night 100", "correlation 0.5", "missing nights", "drawn hosts")
 
 
+@pytest.mark.slow
 def test_noise_without_a_change_raises_next_to_nothing() -> None:
     tally = Tally()
     for kind in CALM:

@@ -232,6 +232,7 @@ def test_a_node_without_an_agent_is_left_out_by_its_name_like_a_bad_one(
     assert allocation.dropped == [frozenset(), {"node 1", "node 2"}]
 
 
+@pytest.mark.slow
 def test_where_all_are_bad_none_is_left(engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.machine.doctor.preflight.check_fleet", FakeCheck(FATAL, replace(FATAL, node=0)))
     with pytest.raises(InfrastructureFailed, match=r"all nodes are bad \(node \d, node \d\); none is left"):

@@ -112,6 +112,7 @@ def _is_within_its_interval(found: int, of: int) -> bool:
     return bool(low <= found <= high)
 
 
+@pytest.mark.slow
 def test_the_smallest_change_of_a_night_is_suspected_on_80_of_100_first_nights(settled: list[SeriesState]) -> None:
     change = smallest_of_night(TRUE, 3)
     assert isinstance(change, float)

@@ -67,6 +67,7 @@ with History(url) as history:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("table", "portion"), [("gate_states", 2), ("gate_verdicts", 1)])
 def test_a_night_whose_judge_is_killed_between_portions_is_not_judged_at_all(
     store_url: str, table: str, portion: int

@@ -124,6 +124,7 @@ def _open_and_add(url: str, number: int, together: Barrier) -> None:
         history.add(make_summary(f"run-{number}"), make_machine())
 
 
+@pytest.mark.slow
 def test_four_processes_may_open_a_new_store_at_once(store_url: str) -> None:
     context = multiprocessing.get_context("forkserver")
     together = context.Barrier(4)

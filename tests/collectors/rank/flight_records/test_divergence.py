@@ -180,6 +180,7 @@ def test_messages_of_a_group_are_of_its_ranks() -> None:
     assert found.ranks == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "kind", "ranks"), [(LATE, "missing", (1,)), (CROSSED, "cycle", ())])
 def test_real_ranks_on_gloo_are_judged_by_what_they_entered(
     scenario: str, kind: str, ranks: tuple[int, ...], tmp_path: Path

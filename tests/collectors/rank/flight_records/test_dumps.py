@@ -22,6 +22,7 @@ def dumped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_torchs_pickle_holds_what_its_json_holds_and_the_lines_of_the_program(dumped: Path) -> None:
     of_pickle = read_dump((dumped / "nccl_trace_rank_0").read_bytes(), 0)
     of_json = read_dump((dumped / "rank0.flight.json").read_bytes(), 0)

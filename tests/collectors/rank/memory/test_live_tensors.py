@@ -109,6 +109,7 @@ def track(setup: SmallSetup) -> dict[str, int]:
     return live
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "ranks", "options"),
     [
@@ -160,6 +161,7 @@ def track_each(setups: list[SmallSetup]) -> list[dict[str, int]]:
     return [peak_by_category(setup) for setup in setups]
 
 
+@pytest.mark.slow
 def test_what_compression_remembers_is_its_law_to_the_byte(on_ranks: OnRanks) -> None:
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
     setups = [

@@ -59,6 +59,7 @@ def test_training_goes_on_bit_by_bit(
         assert before.losses == after.losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "pipeline_naive"])
 def test_a_save_in_the_background_holds_the_states_of_its_moment(
     strategy: str, on_ranks: OnRanks, tmp_path: Path
@@ -103,6 +104,7 @@ def test_weights_in_bf16_go_on_from_their_master(
     assert sum(state.nbytes for state in states.values() if state.dim()) == 14 * setup.shape.parameters()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "options"), [("fsdp", {}), ("deepspeed", {"stage": 3})], ids=str)
 def test_a_workload_that_has_trained_goes_back(
     strategy: str, options: Mapping[str, OptionValue], on_fresh_ranks: OnRanks, tmp_path: Path
@@ -125,6 +127,7 @@ RESIZED: tuple[tuple[str, Mapping[str, OptionValue]], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 @pytest.mark.parametrize(("strategy", "options"), RESIZED, ids=lambda value: value if isinstance(value, str) else "")
 def test_another_number_of_ranks_goes_on(

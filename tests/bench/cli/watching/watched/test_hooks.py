@@ -40,6 +40,7 @@ def _steps(seen: dict[str, Any], scenario: str) -> int:
     return len(_column(seen, scenario, "step_ns"))
 
 
+@pytest.mark.slow
 def test_python_starts_the_hooks_by_itself_and_no_finder_of_ours_is_left(seen: dict[str, Any]) -> None:
     assert seen["process"]["has_hook"]
     assert "_TorchFinder" not in seen["process"]["finders"]

@@ -89,6 +89,7 @@ def test_a_trace_with_other_bytes_in_it_is_read_or_refused(tmp_path: Path, data:
     assert timeline is None or (timeline.end_ns >= timeline.start_ns).all()
 
 
+@pytest.mark.slow
 @fuzz
 @given(text=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
 def test_anything_at_all_is_read_or_refused(tmp_path: Path, text: bytes) -> None:
@@ -169,6 +170,7 @@ def test_an_event_whose_time_is_beyond_64_bits_is_left_out_alone(tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 @fuzz
 @given(
     base=st.integers(1, 9 * 10**15) | st.integers(10**17, 9 * 10**18),

@@ -185,6 +185,7 @@ def test_what_is_odd_is_given_up(chunk: bytes) -> None:
     assert decoders.decode_by_scanner(chunk) is None
 
 
+@pytest.mark.slow
 @built
 @settings(max_examples=500)
 @given(damaged())
@@ -210,6 +211,7 @@ def test_it_reads_a_view_of_a_part() -> None:
     _assert_same(raw, decoders.decode_in_python(chunk))
 
 
+@pytest.mark.slow
 def test_sanitizers_find_no_byte_read_beyond_a_chunk_and_none_lost(tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
