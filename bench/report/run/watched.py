@@ -20,7 +20,7 @@ from collectors.metrics.metric import Metric
 MOST_WINDOWS = 2
 """Newest traced windows in the short table."""
 MOST_RANKS = 8
-"""Ranks in the short table: those with the longest steps. The details have all."""
+"""Ranks in the short table: those with the longest steps. The details list all."""
 _FIGURES: tuple[tuple[str, Metric, dict[str, str]], ...] = (
     ("tokens/s", results.RUN_TOKENS_PER_SECOND, {}),
     ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE, {}),

@@ -1,7 +1,7 @@
-"""What stays of a watched run's rank files after its end: the lines as they are, or quantiles of each minute.
+"""Compacts the rank files of a watched run that has ended: a file that is too large keeps quantiles of each minute.
 
-A rank may keep 2 MB for each day that it ran. Steps of 50 ms alone write 100 MB a day, and after the run's end nobody
-asks for single ones any more.
+A rank keeps at most 2 MB for each day that it ran. Steps of 50 ms alone can write 100 MB a day, and single steps are
+not needed after the run's end.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ DAY_NS = 86_400 * 10**9
 LEAST_BYTES = 200_000
 """A file up to this size stays as it is, however short the run was."""
 MOST_MINUTES = 4_000
-"""Lines of quantiles, of some 400 bytes; a longer run has fewer of them, each over more minutes."""
+"""Most lines of quantiles, about 400 bytes each; in a longer run each line covers more minutes."""
 QUANTILES = (0.5, 0.9, 0.99)
 
 
 def compact(folder: Path) -> tuple[str, ...]:
-    """Replace the steps of files that are too large by quantiles; return a line on each file that was.
+    """Replace the steps in files that are too large by quantiles; return a line about each file that was replaced.
 
-    Nothing of begins, notes, windows and ends is lost. Twice is like once.
+    Begins, notes, windows and ends stay. Compacting again changes nothing.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: a file cannot be read or written.
     """
     return tuple(line for rank, path in rank_paths(folder).items() for line in _compact_file(rank, path))
 
@@ -58,7 +58,7 @@ def _compact_file(rank: int, path: Path) -> Iterator[str]:
 
 
 def _compacted(lines: Iterable[object], each_ns: int) -> Iterator[object]:
-    """Yield the lines with those of steps joined: as many as end within so many nanoseconds, one line for them."""
+    """Yield the lines; lines of steps whose first steps end in the same interval of each_ns are joined into one."""
     held: list[Steps] = []
     for line in lines:
         if isinstance(line, Steps):
@@ -76,7 +76,7 @@ def _compacted(lines: Iterable[object], each_ns: int) -> Iterator[object]:
 
 
 def _quantiles(held: list[Steps]) -> Quantiles:
-    """Return one line for these batches: quantiles and sums in nanoseconds, of what is known."""
+    """Return one line for these batches: quantiles, maxima and sums of the known values, times in nanoseconds."""
     figures: dict[str, Any] = {}
     for name in OF_A_STEP:
         column = "tokens" if name == "tokens" else f"{name}_ns"
