@@ -217,8 +217,8 @@ def _wrap(
 def _keep_from_compiler(*functions: Any) -> None:
     """Keep torch.compile from compiling these functions, and what they call of ours, when they start a frame.
 
-    If a graph breaks at backward, the compiled function calls our wrapper, which the compiler would otherwise compile as
-    the next piece of the graph. It still traces into a function that it meets inside a graph: see `is_compiling`.
+    If a graph breaks at backward, the compiled function calls our wrapper, which the compiler would otherwise compile
+    as the next piece of the graph. It still traces into a function that it meets inside a graph: see `is_compiling`.
     """
     native: Any = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
     action = getattr(native, "_FrameAction", None)

@@ -250,8 +250,8 @@ def _redact(path: str) -> None:
     still = import_module(f"{__package__}.{STILL}" if __package__ else STILL)
     pattern = re.compile(PATH)
 
-    def shorten(found: re.Match[bytes]) -> bytes:
-        short: str = still.redacted(os.fsdecode(found[0]))
+    def shorten(match: re.Match[bytes]) -> bytes:
+        short: str = still.redacted(os.fsdecode(match[0]))
         return os.fsencode(short)
 
     with open(path, "rb") as whole, open(f"{path}.new", "wb") as short:

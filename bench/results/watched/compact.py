@@ -59,30 +59,30 @@ def _compact_file(rank: int, path: Path) -> Iterator[str]:
 
 def _compacted(lines: Iterable[object], each_ns: int) -> Iterator[object]:
     """Yield the lines; lines of steps whose first steps end in the same interval of each_ns are joined into one."""
-    held: list[Steps] = []
+    batches: list[Steps] = []
     for line in lines:
         if isinstance(line, Steps):
-            if held and line.end_ns[0] // each_ns != held[0].end_ns[0] // each_ns:
-                yield _quantiles(held)
-                held = []
-            held += [line] if line.end_ns else []
+            if batches and line.end_ns[0] // each_ns != batches[0].end_ns[0] // each_ns:
+                yield _quantiles(batches)
+                batches = []
+            batches += [line] if line.end_ns else []
             continue
-        if held:
-            yield _quantiles(held)
-            held = []
+        if batches:
+            yield _quantiles(batches)
+            batches = []
         yield line
-    if held:
-        yield _quantiles(held)
+    if batches:
+        yield _quantiles(batches)
 
 
-def _quantiles(held: list[Steps]) -> Quantiles:
+def _quantiles(batches: list[Steps]) -> Quantiles:
     """Return one line for these batches: quantiles, maxima and sums of the known values, times in nanoseconds."""
     figures: dict[str, Any] = {}
     for name in OF_A_STEP:
         column = "tokens" if name == "tokens" else f"{name}_ns"
         values = [
             value
-            for line in held
+            for line in batches
             for value in getattr(line, column) or ()
             if value is not None and 0 <= value < MOST_NS
         ]
@@ -90,16 +90,16 @@ def _quantiles(held: list[Steps]) -> Quantiles:
             middle = [round(float(value)) for value in np.quantile(values, QUANTILES)]
             figures[column] = {"quantiles": middle, "most": max(values), "sum": sum(values), "steps": len(values)}
     return Quantiles(
-        rule=held[0].rule,
-        first=held[0].first,
-        steps=sum(len(line.end_ns) for line in held),
-        begin_ns=held[0].end_ns[0],
-        end_ns=held[-1].end_ns[-1],
+        rule=batches[0].rule,
+        first=batches[0].first,
+        steps=sum(len(line.end_ns) for line in batches),
+        begin_ns=batches[0].end_ns[0],
+        end_ns=batches[-1].end_ns[-1],
         quantiles=QUANTILES,
         figures=figures,
-        peak_bytes=max((line.peak_bytes for line in held if line.peak_bytes is not None), default=None),
+        peak_bytes=max((line.peak_bytes for line in batches if line.peak_bytes is not None), default=None),
         peak_reserved_bytes=max(
-            (line.peak_reserved_bytes for line in held if line.peak_reserved_bytes is not None), default=None
+            (line.peak_reserved_bytes for line in batches if line.peak_reserved_bytes is not None), default=None
         ),
-        rss_bytes=max((line.rss_bytes for line in held if line.rss_bytes is not None), default=None),
+        rss_bytes=max((line.rss_bytes for line in batches if line.rss_bytes is not None), default=None),
     )

@@ -39,7 +39,7 @@ def estimates_of(job: Job) -> tuple[tuple[Estimate, ...], tuple[float, ...], tup
         return (), (), (f"all figures are absent: {why_no_step(job)}",)
     blocks, why = _blocks(steps_s)
     notes = [] if why is None else [f"intervals are absent: {why}"]
-    found = [
+    estimates = [
         _of_blocks(results.RUN_STEP_SECONDS, steps_s, blocks, _median),
         _of_blocks(results.RUN_MEAN_STEP_SECONDS, steps_s, blocks, _mean),
         *(
@@ -51,9 +51,9 @@ def estimates_of(job: Job) -> tuple[tuple[Estimate, ...], tuple[float, ...], tup
     if isinstance(tokens, Absent):
         notes.append(f"tokens per second are absent: {tokens.reason}")
     else:
-        found += _rates(job, tokens, blocks)
-    found += _phases(job, blocks, notes)
-    found += _memory(job)
+        estimates += _rates(job, tokens, blocks)
+    estimates += _phases(job, blocks, notes)
+    estimates += _memory(job)
     if job.known("own"):
         # Both by the host's clock, summed over a stretch; on the rank with the largest share.
         shares = [
@@ -61,8 +61,8 @@ def estimates_of(job: Job) -> tuple[tuple[Estimate, ...], tuple[float, ...], tup
             for block in blocks
         ]
         if all(0 <= share <= 1 for share in shares):
-            found.append(estimate_share(results.RUN_OBSERVER_RATIO, shares))
-    return tuple(found), tuple(spread([float(step) for step in steps_s[block]]) for block in blocks), tuple(notes)
+            estimates.append(estimate_share(results.RUN_OBSERVER_RATIO, shares))
+    return tuple(estimates), tuple(spread([float(step) for step in steps_s[block]]) for block in blocks), tuple(notes)
 
 
 def rank_estimates(means: Sequence[tuple[int, dict[str, float | None]]]) -> Iterator[Estimate]:
@@ -117,10 +117,10 @@ def _of_blocks(
     return _with_middle(estimate(metric, of_blocks, **labels), figure(values))
 
 
-def _with_middle(found: Estimate, middle: float) -> Estimate:
-    low = None if found.low is None else min(found.low, middle)
-    high = None if found.high is None else max(found.high, middle)
-    return replace(found, median=middle, low=low, high=high)
+def _with_middle(interval: Estimate, middle: float) -> Estimate:
+    low = None if interval.low is None else min(interval.low, middle)
+    high = None if interval.high is None else max(interval.high, middle)
+    return replace(interval, median=middle, low=low, high=high)
 
 
 def _median(values: NDArray[np.float64]) -> float:

@@ -195,8 +195,8 @@ class Columns:
 
 def rank_paths(folder: Path) -> dict[int, Path]:
     """Return the ranks' files in the folder, ordered by rank."""
-    found = {int(match[1]): path for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))}
-    return dict(sorted(found.items()))
+    paths = {int(match[1]): path for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))}
+    return dict(sorted(paths.items()))
 
 
 def scan(rank: int, path: Path) -> RankFile:

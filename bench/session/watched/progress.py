@@ -264,8 +264,8 @@ class LiveLine:
         is_terminal: bool | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        is_one = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._is_terminal = is_one if is_terminal is None else is_terminal
+        is_capable = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_terminal = is_capable if is_terminal is None else is_terminal
         self._is_drawn = is_drawn and self._is_terminal
         self._clock_s, self._shown_s = clock_s, clock_s()
         self._is_shown = False

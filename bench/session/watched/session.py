@@ -118,8 +118,8 @@ def find_program(name: str) -> str:
     Raises:
         Misuse: there is no program that can be run.
     """
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         if not name:
             why = "it is empty; name a program"
         elif Path(name).is_dir():
@@ -129,7 +129,7 @@ def find_program(name: str) -> str:
         else:
             why = "there is no such program; check the name, and that its environment is active"
         raise Misuse(f"command {name!r} cannot be run: {why}")
-    return found
+    return path
 
 
 def environment(variables: Mapping[str, str], hook: Path) -> dict[str, str]:
