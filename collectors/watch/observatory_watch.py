@@ -436,7 +436,7 @@ class Watch:
         if share > MOST_OWN:
             self.has_phases = self._flush_ns == FLUSH_NS
             self._flush_ns = SLOW_FLUSH_NS
-            what = "lines are written each 10 s" if self.has_phases else "phases are not timed any more"
+            what = "lines are now written every 10 s" if self.has_phases else "phases are no longer timed"
             self.note(f"the watch took {share:.1%} of the steps, more than {MOST_OWN:.0%}: {what}")
 
     def _write(self, line: dict[str, Any]) -> None:

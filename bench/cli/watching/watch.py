@@ -67,7 +67,7 @@ class Minutes(click.ParamType):  # type: ignore[type-arg]  # Generic only in new
     "--live", is_flag=True, help="Redraw one progress line in place; it can overwrite the script's progress bar."
 )
 @click.option(
-    "--redact", is_flag=True, help="Leave folders out of stored paths: of the script, and of files in stacks."
+    "--redact", is_flag=True, help="Leave folders out of stored paths: the script's, and those in stacks and traces."
 )
 @SHARING
 @RUNS

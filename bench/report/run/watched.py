@@ -219,4 +219,4 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
         when = "" if watched.is_active else "during the next run, "
         yield f"next: {when}{attach} traces the same steps on all ranks"
     else:
-        yield f"next: `observatory analyse stragglers {summary.run}` has the newest window's traces in full"
+        yield f"next: `observatory analyse stragglers {summary.run}` shows the newest window's traces in full"

@@ -54,7 +54,7 @@ def _compact_file(rank: int, path: Path) -> Iterator[str]:
     each_ns = MINUTE_NS * -(-minutes // min(MOST_MINUTES, max(200, int(MOST_BYTES_A_DAY * days / 500))))
     lines = [msgspec.json.encode(line) for line in _compacted(read_lines(path), each_ns)]
     replace_file(path, b"\n".join(lines) + b"\n")
-    yield f"rank {rank}: {number} steps are kept as quantiles of each {each_ns // MINUTE_NS} min ({path.name})"
+    yield f"rank {rank}: {number} steps were replaced by quantiles of each {each_ns // MINUTE_NS} min ({path.name})"
 
 
 def _compacted(lines: Iterable[object], each_ns: int) -> Iterator[object]:

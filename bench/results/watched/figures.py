@@ -81,7 +81,7 @@ def why_no_step(job: Job) -> str:
         return "no steps seen; the program may end within its first step, use no optimizer, or replay CUDA graphs"
     if not job.common:
         return "no step was reported by all ranks"
-    return "no step is left behind those of warm-up"
+    return "all steps are warm-up"
 
 
 def _blocks(steps_s: NDArray[np.float64]) -> tuple[list[slice], str | None]:
@@ -93,7 +93,7 @@ def _blocks(steps_s: NDArray[np.float64]) -> tuple[list[slice], str | None]:
     blocks = [slice(begin, end) for begin, end in pairwise(ends)]
     means = [float(steps_s[block].mean()) for block in blocks]
     if _correlation(means) > MOST_CORRELATION:
-        return whole, "the step drifted over the run, so that ten stretches of it are no repetitions"
+        return whole, "the step drifted over the run, so its ten stretches are not repetitions"
     return blocks, None
 
 
@@ -158,7 +158,7 @@ def _phases(job: Job, blocks: Sequence[slice], notes: list[str]) -> Iterator[Est
         are = "is" if len(unknown) == 1 else "are"
         notes.append(f"{', '.join(unknown)} {are} absent: not every rank knows its time in each step")
     if is_gpu:
-        notes.append("phases of the device are absent: hosts enqueue them; a trace of torch.profiler divides a step")
+        notes.append("phases on the device are absent: hosts only enqueue them; a trace of torch.profiler shows them")
     for name in PHASES:
         if name in unknown or (is_gpu and name != "data"):
             continue

@@ -101,9 +101,9 @@ def _why_not(job: Job) -> str | None:
     if job.world_size == 1:
         return "one rank waits for no other"
     if len(job.ranks) < 2:
-        return f"{len(job.ranks)} of {job.world_size} ranks reported steps, and none can be held against another"
+        return f"{len(job.ranks)} of {job.world_size} ranks reported steps, too few to compare"
     if len(job.step_s) < LEAST_STEPS:
-        return f"{len(job.step_s)} measured steps are too few; it takes {LEAST_STEPS}"
+        return f"{len(job.step_s)} measured steps are too few; {LEAST_STEPS} are needed"
     if missing := [name for name in ("step", *PHASES) if not job.known(name)]:
         return (
             f"not every rank knows its times of {', '.join(missing)} in each step; a trace of torch.profiler shows who"

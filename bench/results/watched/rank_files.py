@@ -348,7 +348,7 @@ def _lines(path: Path, problems: _Problems) -> Iterator[Line]:
             number += 1
             if not data.endswith(b"\n"):
                 if len(data) < LONGEST_LINE:
-                    problems.add(f"line {number} is cut off, as of a process that died while it wrote")
+                    problems.add(f"line {number} is cut off; its process probably died while writing")
                     return
                 problems.add(f"line {number} is longer than {LONGEST_LINE >> 20} MiB")
                 while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
@@ -376,7 +376,7 @@ def device_words(begins: Sequence[Begin]) -> str | None:
     A GPU that several ranks share counts once; without a UUID, its host and device identify it.
     """
     names: dict[Any, str] = {
-        begin.device_uuid or (begin.host, begin.device): begin.device_name or "a GPU that is not named"
+        begin.device_uuid or (begin.host, begin.device): begin.device_name or "unnamed GPU"
         for begin in begins
         if begin.device.startswith("cuda")
     }

@@ -300,11 +300,11 @@ def _notes(job: Job, details: WatchedDetails, absent: Sequence[str], died: Seque
         named = ", ".join(map(str, died[:NAMED])) + (", ..." if len(died) > NAMED else "")
         yield f"{plural(len(died), 'rank')} ended without an end line, so the last steps may be missing: {named}"
     if job.restarts:
-        yield (f"ranks began {job.restarts + 1} times; figures show attempt {job.number + 1}, which has most steps")
+        yield (f"ranks began {job.restarts + 1} times; figures show attempt {job.number + 1}, which has the most steps")
     if job.each > 1:
         yield (
-            f"figures rest on {len(job.step_s):,} of {job.common:,} steps, evenly spread over the job: {RUN} of each"
-            f" {RUN * job.each:,}, as ranks write no more of a long job"
+            f"figures rest on {len(job.step_s):,} of {job.common:,} steps, evenly spread over the job: {RUN} in each"
+            f" {RUN * job.each:,}, since ranks write no more of a long job"
         )
     if job.warm_up:
         yield f"the first {plural(job.warm_up, 'step')} are warm-up, and in no figure"

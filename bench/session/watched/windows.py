@@ -154,7 +154,7 @@ class JobWindows:
             slower.judge(self._traced.values())
         except Exception as error:  # noqa: BLE001  # No error of ours may end the watch while its command runs.
             self._slower = None
-            say(f"whether the steps become slower is not judged any more: {type(error).__name__}: {error}")
+            say(f"slowdowns are no longer detected: {type(error).__name__}: {error}")
             return
         slowdown, now_s = slower.slowdown, self._clock_s()
         if slowdown is None or is_open or now_s < self._slow_due_s:
