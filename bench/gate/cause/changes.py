@@ -114,7 +114,7 @@ class Change:
 
     @property
     def is_rare(self) -> bool:
-        """Whether it alone may explain a figure's change: both values are known, nothing else brought it, it is rare."""
+        """Whether it alone may explain a figure's change: its values are known, nothing else brought it, it is rare."""
         return self._is_own and self.changed_on is not None and self.changed_on <= RARE_RATIO * self.nights
 
     @property
