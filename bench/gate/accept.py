@@ -1,4 +1,4 @@
-"""Accept the present level of a case: record who, when and why, and compare later nights with it against creep."""
+"""Accept the present level of a case: record who, when and why, and compare later nights with it for creep."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         help, whatever the outcome.
     visible_ratio: the smallest change, up or down, that would have been unlikely; None if an older version judged.
     is_equivalent: the 95 % interval of the night's change lies within the margin.
-    noise: when the noise of its nights increased; reported once.
+    noise: a sentence with the date since when its nights differ more; reported once.
     definition: if a new series is compared with its predecessor, what changed in the definition of the case.
     margin: the case's margin, if its suite file sets one; otherwise it is `MARGIN`. reruns: number of trials of reruns
         that the verdict includes.

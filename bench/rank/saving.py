@@ -95,7 +95,7 @@ class Saver:
             remove(self.folder, self.order.rank)
 
     def _train_until(self, saved: Future[None]) -> int:
-        """Run steps until all ranks have written; return when this rank had written, by the host's clock.
+        """Run steps until every rank knows that all files are written; return when this rank knew, by the host's clock.
 
         The ranks ask each other after 1, 2, 4 ... steps, so that the device seldom waits for the answer.
         """

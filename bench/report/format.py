@@ -45,7 +45,7 @@ MOST_OF_A_RATIO = 0.8
 
 
 def digits(value: float) -> str:
-    """Return two or three significant digits, all of them below 1e9: `1,234`, `20.5`, `0.123`, `0.0042`, `4.2e-06`."""
+    """Return two or three digits, and all before the point below 1e9: `1,234`, `20.5`, `0.123`, `0.0042`, `4.2e-06`."""
     size = abs(value)
     if size == 0:
         return "0"

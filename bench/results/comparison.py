@@ -216,7 +216,7 @@ def _tested(measured: FigureChange, difference: Difference) -> FigureChange:
 class JudgedChange:
     """A change and its outcome.
 
-    better, worse: the interval excludes zero and is not within the margin, and no group is short, unless the whole
+    better, worse: the interval excludes no change and is not within the margin, and no group is short, unless the whole
         interval is beyond a factor of `LARGE`. Benjamini and Hochberg's method limits the share of false ones to 5 %,
         separately for the main figures and the others.
     same: the whole interval lies within the margin, or exact values are equal.

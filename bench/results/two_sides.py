@@ -1,6 +1,6 @@
 """The difference of two sides' trials, with an interval and a test that hold for few trials of any usual distribution.
 
-Trials are few, one side may be noisier, times are only ever too slow, and some have two modes (a placement, a
+Trials are few, one side may be noisier, times deviate only towards slow, and some have two modes (a placement, a
 clock). Each test here combines two, and shows a difference only if both do. Its interval is the hull of their
 intervals, its p-value the larger of their p-values:
 
@@ -53,8 +53,8 @@ one side has exponential noise and the other a fifth of it, at 3 to 20 trials (m
 
 LEAST_APART = 5
 """Trials of the smaller group from which two groups show a difference of medians whatever their distribution: all n
-trials of a group lie on one side of its median in one of 2^(n - 1) cases, which is 25 % for n = 3, 12.5 % for 4, and 6
-% for 5.
+trials of a group lie on one side of its median in one of 2^(n - 1) cases, which is 25 % for n = 3, 12.5 % for 4, and
+6 % for 5.
 """
 LARGE = 1.5
 """Two groups of fewer trials still show a change whose whole interval lies beyond this factor: even if it is only a

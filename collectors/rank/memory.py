@@ -138,9 +138,8 @@ class AllocatorMemory:
             self._expected_ns = self._step_cost_ns + account_ns
             self._budget_ns = min(self._budget_ns, self._expected_ns)  # Long steps must not save budget for short ones.
             self._is_read_in_full = self._budget_ns >= self._expected_ns and not is_last
-        elif (
-            is_last or self._budget_ns >= self._expected_ns
-        ):  # It was not, but the next one will be, or a pause follows.
+        elif is_last or self._budget_ns >= self._expected_ns:
+            # It was not, but the next one will be, or a pause follows.
             samples = self._samples()
             self._pay(self._now_ns() - ended_ns)
             self._is_read_in_full = not is_last

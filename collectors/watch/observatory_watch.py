@@ -1,12 +1,12 @@
-"""The hook of `observatory watch`: it times the training steps of the process that it is loaded into.
+"""The hook of `observatory watch`: times the training steps of the process that loads it.
 
-It has the standard library alone, since it runs in an interpreter of the user's. `observatory watch` copies it and the
+It imports only the standard library, since it runs in the user's interpreter. `observatory watch` copies it and the
 files next to it into a folder that goes first on PYTHONPATH: Python runs `sitecustomize.py` by itself, and
 `observatory_watch_hooks.py` calls the watch from within torch.
 
-Nothing is written before a process makes a training step: launchers, compilers and data workers import torch as well.
-From then on one file of the run's folder holds the steps of this rank; docs/guides/watch.md defines its lines.
-Where nobody watches, `step` does nothing. Knows neither bench nor any package but torch, which it never imports itself.
+A process writes nothing before its first training step: launchers, compilers and data workers also import torch.
+From then on one file in the run's folder holds this rank's steps; `bench.results.watched.rank_files` has its format.
+Without a watch, `step` does nothing. It depends on neither bench nor any package but torch, which it never imports.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = 1
-"""Of the lines that the hook writes."""
+"""Version of the lines that the hook writes."""
 RULES = ("optimizer", "deepspeed", "mark")
-"""What ends a step, the strongest last."""
+"""What ends a step, from the weakest rule to the strongest."""
 FLUSH_NS = 1_000_000_000
 SLOW_FLUSH_NS = 10_000_000_000
 JUDGED_NS = 10_000_000_000
-"""Time between two lines, where steps are quick too; and the steps' time over which our own is judged."""
+"""Least time between two lines, normally and once thinned out; and the span of steps over which our share is judged."""
 MOST_OWN = 0.01
-"""Highest share of a step that our own code may take; above, the hook does less."""
+"""Highest share of the steps' time that our own code may take; above it, the hook does less."""
 FREE_BYTES, BYTES_PER_S = 1_900_000, 1
-"""Size that a rank's file may have at once, and by which it may grow afterwards: 2 MB in the first day."""
+"""Bytes that a rank's file may have from the start, and its further growth per second: 2 MB in the first day."""
 FAILURES, MOST_FAILURE_BYTES = "watch_failures.txt", 64_000
-"""Log in the run's folder of what failed before a process had a rank's file, and its size."""
+"""Log in the run's folder of failures in processes without a rank's file, and its largest size."""
 PROCESS, STILL = "observatory_watch_process", "observatory_watch_still"
-"""The modules next to this one: who a process is, and whether its steps have stopped."""
+"""The modules next to this one: the rank and device of a process, and whether its steps have stopped."""
 MOST_TOKENS = 1e15
-"""More, or a NaN, is no count."""
+"""Values from here on, and NaN, are ignored as token counts."""
 LONGEST_BATCH = 4096
-"""Steps of one line; one in a file that is too long already."""
+"""Unwritten steps at which a line is written, whatever the time."""
 ALL_UP_TO, RUN = 4096, 8
-"""Every step is written up to this number; later runs of so many steps are, ever fewer: see `stride`."""
+"""Every step before this number is written; later steps in runs of `RUN`, ever fewer of them: see `stride`."""
 COLUMNS = (
     *("end_ns", "step_ns", "device_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "tokens", "own_ns"),
     *("skipped", "backward_calls"),
 )
 ALWAYS = ("end_ns", "step_ns", "data_ns", "own_ns", "skipped")
-"""Lists of a line of steps, and those that are never null as a whole."""
+"""The lists in a line of steps, and those that are never null as a whole."""
 TAKES_OVER = 10
-"""Steps of another optimizer without one of the first, after which the other one counts: the first is gone."""
+"""Steps of another optimizer since the last of the leading one, after which the other leads: the first is gone."""
 
 current: Watch | None = None
-"""The watch of this process; None where nobody watches."""
+"""The watch of this process; None if it is not watched."""
 
 
 class step:  # noqa: N801  # A context manager, as `torch.no_grad` is.
     """Mark one training step: `with step(tokens=batch.numel()): ...`. Without a watch it does nothing.
 
-    tokens: that this rank trains on in the step, as a number; a tensor is ignored, as reading it could wait for a GPU.
+    tokens: number of tokens that this rank trains on in the step; a tensor is ignored: reading it could wait for a GPU.
     """
 
     def __init__(self, tokens: float | None = None) -> None:
@@ -76,9 +76,9 @@ class step:  # noqa: N801  # A context manager, as `torch.no_grad` is.
 
 
 class Watch:
-    """The steps of this process, as a rank's file gets them.
+    """Times the steps of this process and writes them to the rank's file.
 
-    settings: "folder" is the run's. clock_ns: monotonic. module_of: returns an imported module, None where it is not.
+    settings: "folder" is the run's. clock_ns: monotonic. module_of: returns a module that was imported, else None.
     too_old: why this torch is not watched. on_training, on_step: called before the first backward, and after each step.
     """
 
@@ -101,7 +101,7 @@ class Watch:
         self._memory: Callable[[Any], dict[str, int | None]] = lambda cuda: {}
         self._rule: str | None = None
         self._steps = self._unwritten = 0
-        # The clock of the current step. _free_ns: since when the host is in no known phase.
+        # Times of the current step. _free_ns: when the host left the last known phase.
         self._end_ns: int | None = None
         self._is_whole = False
         self._free_ns = clock_ns()
@@ -112,7 +112,7 @@ class Watch:
         self._inner: int | None = None
         self._lead: int | None = None
         self._others: dict[int, int] = {}
-        # What is not written yet, a tuple a step, and how much is done.
+        # Steps that are not written yet, a tuple each, and what was written.
         self._rows: list[tuple[Any, ...]] = []
         self._event: Any = None
         self._flushed_ns = self._begun_ns = clock_ns()
@@ -121,7 +121,7 @@ class Watch:
         self._sum_own = self._sum_elapsed = 0
 
     def guarded(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function of ours; after a failure the watch ends with one line, and the script goes on."""
+        """Call one of our functions; if it fails, the watch ends with one line, and the script continues."""
         try:
             function(*arguments)
         except Exception as error:  # No mistake of ours may stop somebody's training.
@@ -131,7 +131,7 @@ class Watch:
             self._say_failure(f"the watch of process {os.getpid()} ended: {type(error).__name__}: {error}")
 
     def _say_failure(self, text: str) -> None:
-        """Leave one line in the rank's file, or where there is none, in the log of failures."""
+        """Write one line to the rank's file or, if there is none, to the log of failures."""
         try:
             if self.is_begun:
                 self.note(text)
@@ -144,7 +144,7 @@ class Watch:
         except Exception:  # noqa: BLE001  # Nothing can be written: another user, or a full disk.
             self.is_begun = False
 
-    # The phases. Each function first reads the clock and last adds its own time.
+    # The phases. Each function reads the clock first and adds its own time last.
 
     def enter_data(self) -> None:
         now = self.clock_ns()
@@ -180,10 +180,10 @@ class Watch:
         self._own += self.clock_ns() - now
 
     def enter_optimizer(self, key: int) -> None:
-        """An optimizer, or a GradScaler for it, begins. key: the optimizer's id, negative for the GradScaler."""
+        """Begin a step of an optimizer, or of a GradScaler for it. key: the optimizer's id, negated for a scaler."""
         now = self.clock_ns()
         keys = [other for other, _ in self._stack]
-        if key in keys:  # Its last step raised an error; or its class calls the step of another.
+        if key in keys:  # Its last step raised an error, or its class calls another class's step.
             del self._stack[keys.index(key) :]
         self._stack.append((key, now))
         self._inner = None
@@ -196,9 +196,9 @@ class Watch:
             other, other_began_ns = self._stack.pop()
             began_ns = other_began_ns if other == key else None
         is_skipped, self._inner = key < 0 and self._inner is None, key
-        if self._stack or began_ns is None:  # An optimizer within another, as ZeroRedundancyOptimizer has.
+        if self._stack or began_ns is None:  # An optimizer inside another, as in ZeroRedundancyOptimizer.
             return
-        # A closure holds forward and backward; only what follows the last backward is the optimizer's.
+        # A closure runs forward and backward; only the time after the last backward is the optimizer's.
         self._optimizer += now - max(began_ns, self._free_ns)
         self._free_ns = now
         if self._is_end_of_step(abs(key)):
@@ -206,7 +206,7 @@ class Watch:
         self._own += self.clock_ns() - now
 
     def _is_end_of_step(self, which: int) -> bool:
-        """Of several optimizers the first ends a step, as long as it is used."""
+        """Whether this optimizer ends the step: of several, the first does, as long as it is used."""
         if self._lead is None or which == self._lead:
             self._lead = which
             self._others.clear()
@@ -219,7 +219,7 @@ class Watch:
         return False
 
     def enter_engine_step(self) -> None:
-        """DeepSpeed's engine begins a step, at the boundary of gradient accumulation; its optimizers end none."""
+        """DeepSpeed's engine, not its optimizers, ends steps: it is at the boundary of gradient accumulation."""
         self._follow("deepspeed")
 
     def leave_engine_step(self) -> None:
@@ -242,7 +242,7 @@ class Watch:
         self._own += self.clock_ns() - now
 
     def _follow(self, rule: str) -> bool:
-        """Whether the rule ends steps: the strongest that was seen does."""
+        """Whether this rule ends steps: the strongest rule seen so far does."""
         if self._rule is None or RULES.index(rule) > RULES.index(self._rule):
             self._flush()
             self._rule, self._is_whole = rule, False
@@ -274,7 +274,7 @@ class Watch:
         if self.on_step is not None:
             self.on_step()
 
-    # The device: no call before the script's own, none while a graph is captured.
+    # The device: no CUDA call before the script's first, and none while a graph is captured.
 
     def _device_event(self) -> Any:
         cuda = self._cuda()
@@ -285,7 +285,7 @@ class Watch:
         return event
 
     def _is_capturing(self) -> bool:
-        """Whether a CUDA graph is captured: to ask for an event would spoil it."""
+        """Whether a CUDA graph is being captured: an event would invalidate the capture."""
         cuda = self._cuda()
         return cuda is not None and bool(cuda.is_current_stream_capturing())
 
@@ -296,7 +296,7 @@ class Watch:
     # The file.
 
     def _begin(self) -> None:
-        """Open the rank's file and write who this rank is."""
+        """Open the rank's file and write its begin line."""
         import platform
         import socket
         from importlib import import_module
@@ -306,7 +306,7 @@ class Watch:
         path = os.path.join(self.settings["folder"], f"watch_rank{place['rank']}.jsonl")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
-        # A second process of this rank writes nothing: independent scripts under one command.
+        # A second process of this rank (independent scripts under one command) writes nothing.
         if not process.is_only_writer(self._fd):
             os.close(self._fd)
             self.is_over = True
@@ -339,14 +339,14 @@ class Watch:
             self.note(self.too_old)
 
     def _prepare(self) -> None:
-        """Before the first backward: a process that trains says at its end that no step was seen, where none was."""
+        """Before the first backward: have a process that trains note at its end if no step was seen."""
         self.has_trained = True
         self._call_end()
         if self.on_training is not None:
             self.on_training()
 
     def _call_end(self) -> None:
-        """Have `end` called when this process ends; one that multiprocessing forked calls no function of atexit."""
+        """Have `end` called when this process ends; a process forked by multiprocessing runs no atexit functions."""
         import atexit
 
         atexit.register(self.end)
@@ -355,11 +355,11 @@ class Watch:
             forking.Finalize(None, self.end, exitpriority=-100)
 
     def times_phase_here(self) -> bool:
-        """Whether phases are timed in this thread: others may load data or run backward again."""
+        """Whether phases are timed in this thread: other threads may load data, or run a nested backward."""
         return self.has_phases and self.thread == get_ident()
 
     def end(self) -> None:
-        """Write what is left when the interpreter ends."""
+        """Write the remaining steps when the interpreter ends."""
         if os.getpid() == self.pid:
             self.guarded(self._end)
 
@@ -378,14 +378,14 @@ class Watch:
             os.close(self._fd)
 
     def note(self, text: str) -> None:
-        """Write a line in words."""
+        """Write a note in plain words."""
         if self.is_begun:
             self._write({"kind": "note", "text": " ".join(text.split())[:500]})
 
     def _flush(self, *, is_last: bool = False) -> None:
-        """Write the steps that ended since the last time, but those that `is_kept` leaves out.
+        """Write the steps since the last flush, without those that `is_kept` leaves out.
 
-        Steps that the device has not finished wait for the next time. is_last: they do not.
+        Steps that the device has not finished wait for the next flush, unless is_last.
         """
         if self._is_capturing():
             return
@@ -426,7 +426,7 @@ class Watch:
         return _encoded(line)
 
     def _thin_out(self, rows: list[tuple[Any, ...]]) -> None:
-        """Do less where our own code takes too much of the steps: first write less often, then leave phases out."""
+        """Do less if our own code takes too much of the steps: first write less often, then stop timing phases."""
         self._sum_own += sum(row[8] for row in rows)
         self._sum_elapsed += sum(row[1] or 0 for row in rows)
         if self._sum_elapsed < JUDGED_NS or not self.has_phases:
@@ -436,7 +436,7 @@ class Watch:
         if share > MOST_OWN:
             self.has_phases = self._flush_ns == FLUSH_NS
             self._flush_ns = SLOW_FLUSH_NS
-            what = "lines are written each 10 s" if self.has_phases else "phases are not timed any more"
+            what = "lines are now written every 10 s" if self.has_phases else "phases are no longer timed"
             self.note(f"the watch took {share:.1%} of the steps, more than {MOST_OWN:.0%}: {what}")
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -451,7 +451,7 @@ class Watch:
 
 
 def _is_of_script(error: Exception) -> bool:
-    """Whether an error came from code that is neither ours nor torch's nor the standard library's."""
+    """Whether an error passed through code that is neither ours nor torch's nor the standard library's."""
     torch = sys.modules.get("torch")
     ours = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(str(getattr(torch, "__file__", __file__)))]
     library = os.path.dirname(os.__file__)
@@ -466,10 +466,10 @@ def _is_of_script(error: Exception) -> bool:
 
 
 def stride(number: int) -> int:
-    """Return of how many runs of `RUN` steps one is written, at this number of a step: 1, then 2, 4, 8, ...
+    """Return n if one in n runs of `RUN` steps is written at this step number: 1, then 2, 4, 8, ...
 
-    It is the same on all ranks, and each stride is a multiple of those before, so that a job has steps that all ranks
-    wrote, evenly spread over all of its time.
+    It is the same on all ranks, and each stride is a multiple of the earlier ones, so a job has steps that all ranks
+    wrote, evenly spread over its whole time.
     """
     return 1 << (number // ALL_UP_TO).bit_length()
 
@@ -490,7 +490,7 @@ def _is_done(event: Any) -> bool:
 
 
 def _between(first: Any, last: Any) -> int | None:
-    """Device time between two events in nanoseconds; None where one is missing, still to come, or of another GPU."""
+    """Device time between two events in ns; None if one is missing, not reached yet, or on another GPU."""
     try:
         return int(first.elapsed_time(last) * 1e6) if first is not None and last is not None else None
     except RuntimeError:

@@ -1,7 +1,7 @@
 """Calls the watch from within torch: around backward, a DataLoader's batches, a GradScaler and optimizers.
 
-Three functions are replaced once torch is imported, and optimizers have global hooks. No module gets a hook: models are
-pickled and compiled as without us, and code that is compiled calls none of ours. The standard library alone.
+Three functions are replaced once torch is imported, and optimizers get global hooks. Modules get no hooks: models are
+pickled and compiled as without us, and compiled code calls none of ours. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ OLDEST_TORCH = (2, 11)
 WINDOW = "observatory_watch_window"
 
 _recorder: Any = None
-"""The module `observatory_watch`, which has the current watch."""
+"""The module `observatory_watch`, which holds the current watch."""
 
 
 def install(recorder: Any) -> None:
-    """Watch this process once it imports torch, by the settings next to this file; without them do nothing.
+    """Watch this process once it imports torch, as the settings next to this file say; without them do nothing.
 
     recorder: the module `observatory_watch`.
     """
@@ -60,7 +60,7 @@ def _watch_of(recorder: Any, settings: dict[str, Any]) -> Any:
 
 
 def _active() -> Any:
-    """The watch of this process while it goes on, else None."""
+    """The watch of this process, or None once it is over."""
     watch = _recorder.current
     if watch is None or watch.is_over:
         return None
@@ -70,7 +70,7 @@ def _active() -> Any:
 
 
 def _before_fork() -> None:
-    """No thread of ours is there while the process forks."""
+    """End our thread before the process forks."""
     if (watch := _recorder.current) is not None and watch._witness is not None:
         watch._witness.before_fork()
 
@@ -81,7 +81,7 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """A child of a rank is no rank, as data workers; a child of a process that did not train may become one."""
+    """Stop watching in children of a rank, such as data workers; other forked processes may become ranks."""
     former = _recorder.current
     if former is not None:
         if former.windows is not None:
@@ -93,7 +93,7 @@ def _in_child() -> None:
 
 
 class _TorchFinder:
-    """Finds nothing itself; hooks into torch when its import has ended, and is gone then."""
+    """Import finder that finds nothing itself: it installs the hooks once torch is imported, and removes itself."""
 
     _is_looking = False
 
@@ -131,7 +131,7 @@ def _hook_torch() -> None:
     followed: set[int] = set()
 
     def gone(key: int) -> None:
-        """An optimizer is freed, and another one may get its id: the next that steps is the first again."""
+        """Forget a freed optimizer, whose id another may get: the next optimizer that steps leads again."""
         followed.discard(key)
         if (watch := _active()) is not None and watch._lead == key:
             watch._lead = None
@@ -173,11 +173,11 @@ def _hook_torch() -> None:
 
 
 def _hook_deepspeed() -> None:
-    """Follow DeepSpeed's engine, where it is loaded: it calls this method at the boundary of accumulation only."""
+    """Wrap the method that DeepSpeed's engine, if it is loaded, calls only at the boundary of accumulation."""
     engine = sys.modules.get("deepspeed.runtime.engine")
     if engine is not None:
         _wrap(
-            getattr(engine, "DeepSpeedEngine"),  # noqa: B009  # A module that is not installed has no such name.
+            getattr(engine, "DeepSpeedEngine"),  # noqa: B009  # mypy cannot know a module that is not installed.
             "_take_model_step",
             lambda watch, _: watch.enter_engine_step(),
             lambda watch, _: watch.leave_engine_step(),
@@ -193,7 +193,7 @@ def _wrap(
     *,
     is_phase: bool = True,
 ) -> None:
-    """Replace the owner's function by one that calls ours around it. is_phase: only in the thread that trains."""
+    """Replace the owner's function by one that calls ours around it. is_phase: only in the training thread."""
     import functools
 
     torch: Any = sys.modules["torch"]
@@ -215,16 +215,16 @@ def _wrap(
 
 
 def _keep_from_compiler(*functions: Any) -> None:
-    """Have torch.compile run these functions, and what they call of ours, as they are where they start a frame.
+    """Keep torch.compile from compiling these functions, and what they call of ours, when they start a frame.
 
-    A compiled function calls backward by itself where its graph ends there, and the compiler would take our wrapper for
-    the next piece of its graph. It still looks into a function that it meets within a graph: see `is_compiling`.
+    If a graph breaks at backward, the compiled function calls our wrapper, which the compiler would otherwise compile
+    as the next piece of the graph. It still traces into a function that it meets inside a graph: see `is_compiling`.
     """
     native: Any = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
     action = getattr(native, "_FrameAction", None)
     if action is None or not hasattr(native, "set_code_exec_strategy"):  # Other names in another torch.
         return
     for function in functions:
-        is_wrapper = hasattr(function, "__wrapped__")  # Torch's own function within is compiled as without us.
+        is_wrapper = hasattr(function, "__wrapped__")  # Torch's own function inside is compiled as without us.
         within = action.DEFAULT if is_wrapper else action.SKIP
         native.set_code_exec_strategy(function.__code__, native._FrameExecStrategy(action.SKIP, within))

@@ -1,6 +1,6 @@
-"""Who the process of a rank is: its rank, world, groups and device, and whether it alone writes a file.
+"""Identifies a rank's process: its rank, world, groups and device, and whether it alone writes the rank's file.
 
-Loaded at a process's first step, next to `observatory_watch`. The standard library alone.
+Loaded at a process's first step, next to `observatory_watch`. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def place(module_of: Callable[[str], Any]) -> dict[str, Any]:
-    """This process's rank, world and process groups: by torch.distributed, else by the launcher's variables."""
+    """Return this process's rank, world and process groups, from torch.distributed, else from launcher variables."""
 
     def number(*names: str) -> int | None:
         words = (os.environ.get(name, "") for name in names)
@@ -38,7 +38,7 @@ def place(module_of: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def device(cuda: Any) -> dict[str, Any]:
-    """The device of this process, by `torch.cuda` where the script uses it; None: it does not."""
+    """Return the device of this process. cuda: `torch.cuda` if the script uses it, else None."""
     if cuda is None:
         return {"device": "cpu", "device_name": None, "device_uuid": None}
     index = cuda.current_device()
@@ -52,9 +52,9 @@ def device(cuda: Any) -> dict[str, Any]:
 
 
 def memory(cuda: Any) -> dict[str, int | None]:
-    """What the caching allocator and the process hold, in bytes; no peak of the allocator's is reset.
+    """Return the memory of the caching allocator and the process, in bytes; resets no peak of the allocator.
 
-    cuda: `torch.cuda` where the script uses it, else None.
+    cuda: `torch.cuda` if the script uses it, else None.
     """
     stats = {} if cuda is None else cuda.memory_stats()
     return {
@@ -69,12 +69,12 @@ def _rss_bytes() -> int | None:
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # No Linux.
+    except OSError:  # Not Linux.
         return None
 
 
 def script(main: Any, *, is_redacted: bool) -> str | None:
-    """The path of the script that runs; its file's name alone where folders are not kept. main: the module."""
+    """Return the path of the script that runs; redacted, only its file's name. main: the module `__main__`."""
     path: str | None = getattr(main, "__file__", None)
     if path is None:
         return None
@@ -82,25 +82,25 @@ def script(main: Any, *, is_redacted: bool) -> str | None:
 
 
 def is_only_writer(fd: int) -> bool:
-    """Lock the file for this process; a child that is forked does not hold the lock."""
+    """Lock the file for this process; return False if another holds the lock. Forked children do not inherit it."""
     import errno
     import fcntl
 
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # Another error: a file system without locks.
+    except OSError as error:  # Any other error means a file system without locks.
         return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True
 
 
 def still_open(fd: int) -> Callable[[], bool]:
-    """Return what says whether the number still means the same file: a script may close all files that it can."""
+    """Return a function that tells whether fd is still the same file: a script may close every open file."""
     opened = os.fstat(fd)
 
     def is_open() -> bool:
         try:
             return os.path.samestat(os.fstat(fd), opened)
-        except OSError:  # Nothing is open by this number.
+        except OSError:  # The descriptor is closed.
             return False
 
     return is_open

@@ -1,9 +1,9 @@
 """Notices in a rank's process that its steps have stopped, and writes where each of its threads stands.
 
-A daemon thread looks at the watch every few seconds. It needs no signal and ends nothing: the stacks come from the
-interpreter itself, so that a thread that never lets go of the interpreter also stops this one, and leaves none. It is
-gone while the process forks, since Python 3.12 and later warn of forks in processes with threads.
-Loaded at a process's first step, next to `observatory_watch`. The standard library alone.
+A daemon thread checks the watch every few seconds. It sends no signal and ends nothing: the stacks come from the
+interpreter, so if a thread never releases the interpreter's lock, this thread cannot run and writes none. It does not
+exist while the process forks, since Python 3.12 and later warn when a process with threads forks.
+Loaded at a process's first step, next to `observatory_watch`. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ if TYPE_CHECKING:
 
 BEAT_S = 5.0
 LOOK_S = 60.0
-"""Without a step or a batch for this time, the rank's stacks are written: a file in the run's folder, no alert."""
+"""Least time without a step or a batch after which the rank's stacks are written to the run's folder; no alert."""
 PROCESS = "observatory_watch_process"
 STALL_S = 300.0
 """Least time after which the run counts as stalled. Most checkpoints and evaluations are shorter, and NCCL ends a job
-whose collective hangs after 600 s, so that stacks and records are taken before."""
+600 s after a collective hangs, so stacks and records are written before that."""
 P99_FACTOR = 10
 LONGEST_FACTOR, MOST_LONGEST_S = 2, 1800.0
-"""A pause between steps that came before comes again: an evaluation may take twice the longest one, up to half an hour;
-a single long interruption must not hide later ones for ever."""
+"""Pauses such as evaluations recur, so a pause may take twice the longest one so far; up to half an hour, so that a
+single long interruption does not hide all later ones."""
 RECENT = 512
-"""Steps whose p99 counts."""
+"""Newest steps whose p99 counts."""
 ACTIVE_S = 120.0
-"""Time between two lines that the rank goes on, where it writes no step: an evaluation, or a job so long that most of
-its steps are left out. These lines are half of what a file may grow by."""
+"""Time between two `active` lines of a rank that writes no steps: in an evaluation, or in a job so long that most steps
+are left out. These lines use half of a file's allowed growth."""
 MOST_LINES = 1000
 MOST_RECORD_BYTES = 64 << 20
 MOST_THREADS, MOST_FRAMES = 64, 100
 PACKAGES = ("site-packages", "dist-packages")
 END_S, END_LOOK_S = 0.5, 0.0002
-"""Time that a fork waits for the thread to end, for example while it writes stacks; and between two looks."""
+"""Longest wait of a fork for the thread to end, for example while it writes stacks; and the polling interval."""
 
 
 def limit_ns(p99_ns: float, longest_ns: float, least_s: float = STALL_S) -> int:
-    """Return how long a job may go without a step, by the p99 and the longest of its steps so far."""
+    """Return how long a job may go without a step in ns, from the p99 and the longest of its steps so far."""
     learned = max(P99_FACTOR * p99_ns, min(LONGEST_FACTOR * longest_ns, 1e9 * MOST_LONGEST_S))
     return int(max(1e9 * least_s, learned))
 
 
 class Past:
-    """The steps so far, as far as a limit needs them."""
+    """Statistics of the steps so far, from which the limit is learned."""
 
     def __init__(self) -> None:
         self._recent: list[int] = []
         self.p99_ns = self.longest_ns = 0
 
     def take(self, steps_ns: Iterable[int | None]) -> None:
-        """Add steps; those without a time are left out."""
+        """Add steps, in ns; those without a time are left out."""
         known = [step_ns for step_ns in steps_ns if step_ns is not None]
         if known:
             self._recent = (self._recent + known)[-RECENT:]
-            # Of fewer than 200 steps the largest but one: a single pause is no p99.
+            # The second largest of fewer than 200 steps, so that a single pause is not the p99.
             place = min((99 * len(self._recent) - 1) // 100, max(0, len(self._recent) - 2))
             self.p99_ns = sorted(self._recent)[place]
             self.longest_ns = max(self.longest_ns, *known)
 
     def limit_ns(self, least_s: float = STALL_S) -> int:
-        """Return how long the job may go without a step."""
+        """Return how long the job may go without a step, in ns."""
         return limit_ns(self.p99_ns, self.longest_ns, least_s)
 
 
 class Witness:
-    """Looks at one rank's watch from a thread of its own.
+    """Checks one rank's watch from its own thread.
 
-    watch: an `observatory_watch.Watch` that has begun. fd: of the rank's file, never closed
-    here, since closing it would end the lock that makes this process its only writer.
+    watch: an `observatory_watch.Watch` that has begun. fd: of the rank's file; never closed here, since closing it
+    would release the lock that makes this process its only writer.
     """
 
     def __init__(self, watch: Any, rank: int, fd: int) -> None:
@@ -89,22 +89,22 @@ class Witness:
         self._active_ns = self._reported_ns = watch.clock_ns()
         self._next_ns = self._lines = 0
         self._wake = allocate_lock()
-        self._wake.acquire()  # Whoever looks holds it; a fork lets it go.
+        self._wake.acquire()  # Held while the thread runs; a fork releases it.
         self._is_alive, self._forks = False, 0
-        self._thread: int | None = None  # The system's number.
+        self._thread: int | None = None  # The kernel's thread id.
         process = import_module(f"{__package__}.{PROCESS}" if __package__ else PROCESS)
         self._is_open = process.still_open(fd)
 
     def start(self) -> None:
-        """Look from a thread from now on."""
+        """Start the thread."""
         self._is_alive = True
         try:
             start_new_thread(self.run, ())
-        except RuntimeError:  # The interpreter ends: a process without steps says only then what it did.
+        except RuntimeError:  # The interpreter is ending: a process without steps begins its file only then.
             self._is_alive = False
 
     def before_fork(self) -> None:
-        """End the thread, also for the system, by which Python counts threads; several may fork at once."""
+        """End the thread, in the kernel as well, where Python counts threads; several threads may fork at once."""
         self._forks += 1
         end_s = time.monotonic() + END_S
         self._let_go()
@@ -113,16 +113,16 @@ class Witness:
         self._thread = None
 
     def after_fork(self) -> None:
-        """The parent has forked. Python 3.13 counts threads later than this: see `go_on`."""
+        """Note that the fork is over; Python 3.13 counts threads only after this, so `go_on` starts the thread."""
         self._forks -= 1
 
     def go_on(self) -> None:
-        """Look again after a fork; called where a phase begins or a line is written."""
+        """Start the thread again after a fork; called when a phase begins or a line is written."""
         if not self._is_alive and not self._forks and self._wake.acquire(blocking=False):
             self.start()
 
     def _let_go(self) -> None:
-        with suppress(RuntimeError):  # Nobody looks, or another thread forks as well.
+        with suppress(RuntimeError):  # The thread is gone, or another thread is forking.
             self._wake.release()
 
     def take(self, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -131,7 +131,7 @@ class Witness:
         self.go_on()
 
     def run(self) -> None:
-        """Look again and again until the watch is over, or this process forks."""
+        """Check the watch at each beat until it is over or this process forks."""
         self._thread = get_native_id()
         try:
             while not self._wake.acquire(timeout=self._beat_s):
@@ -139,15 +139,15 @@ class Witness:
                     return
                 self.look()
             self._let_go()
-        except Exception as error:  # noqa: BLE001  # It ends alone; neither the watch nor the script does.
+        except Exception as error:  # noqa: BLE001  # Only this thread ends.
             self._append({"kind": "note", "text": f"stall detection stopped: {type(error).__name__}: {error}"})
         finally:
             self._is_alive = False
 
     def look(self) -> None:
-        """Compare the time since the last step, or the last batch, with what is usual."""
+        """Compare the time since the last step or batch with the limits, and write lines that are due."""
         watch, now = self._watch, self._watch.clock_ns()
-        stepped_ns = watch._end_ns or 0  # This file is a part of the watch.
+        stepped_ns = watch._end_ns or 0  # Private to the watch, of which this file is part.
         active_ns = max(stepped_ns, watch._free_ns)
         if active_ns != self._active_ns:
             self._active_ns, self._next_ns = active_ns, 0
@@ -163,15 +163,15 @@ class Witness:
         self._say(still_ns, limit)
 
     def _say(self, still_ns: int, limit: int) -> None:
-        """Write a line with what the rank is in, then its stacks, then its record of collectives."""
+        """Write a line with the rank's phase, then its stacks, then its Flight Record."""
         watch = self._watch
         frames = sys._current_frames()
-        frames.pop(get_ident(), None)  # It would hold itself.
+        frames.pop(get_ident(), None)  # A frame that holds itself would never be freed.
         try:
             where = place_of(frames.get(watch.thread))
             text = stacks(frames, watch.thread, is_redacted=self._is_redacted)
         finally:
-            frames.clear()  # They hold all that the script's functions do, for example tensors.
+            frames.clear()  # They keep the script's locals alive, for example tensors.
         self._append(
             {
                 "kind": "still",
@@ -188,7 +188,7 @@ class Witness:
             self._replace("flight.pickle", record)
 
     def _phase(self) -> dict[str, Any]:
-        """What the rank is in, and how often it called backward in this step: ranks wait for the one that is behind."""
+        """Return the rank's phase and its calls of backward in this step, which show the rank that is behind."""
         watch = self._watch
         if watch._backward_depth:
             phase = "backward"
@@ -201,7 +201,7 @@ class Witness:
         return {"phase": phase, "backward_calls": watch._backward_calls}
 
     def _record(self) -> bytes | None:
-        """Return what torch's Flight Recorder holds; None where there is none."""
+        """Return the content of torch's Flight Recorder; None if there is none."""
         distributed = self._watch.module_of("torch.distributed")
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return None
@@ -223,7 +223,7 @@ class Witness:
             self._watch._written += len(text)
 
     def _replace(self, ending: str, content: bytes) -> None:
-        """Write a file of this rank in the run's folder; it holds the newest."""
+        """Write or replace a file of this rank in the run's folder."""
         path = os.path.join(self._watch.settings["folder"], f"watch_rank{self._rank}.{ending}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(f"{path}.new", flags, 0o600)
@@ -233,7 +233,7 @@ class Witness:
 
 
 def start(watch: Any, rank: int, path: str) -> Witness:
-    """Start a thread that looks at this rank's watch. path: of the rank's file."""
+    """Start a thread that checks this rank's watch. path: of the rank's file."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     witness = Witness(watch, rank, fd)
     witness.start()
@@ -243,7 +243,7 @@ def start(watch: Any, rank: int, path: str) -> Witness:
 def stacks(frames: dict[int, Any], first: int, *, is_redacted: bool = False) -> str:
     """Return the stacks of all threads, the innermost call first, without source lines.
 
-    first: the thread to begin with. is_redacted: without the folders of files.
+    first: the thread to begin with. is_redacted: leave out the folders of files.
     """
     lines = []
     for thread in sorted(frames, key=lambda each: (each != first, each))[:MOST_THREADS]:
@@ -258,7 +258,7 @@ def stacks(frames: dict[int, Any], first: int, *, is_redacted: bool = False) -> 
 
 
 def redacted(path: str) -> str:
-    """Return a path without the folders of a user: from the package on, else only the file's name."""
+    """Return a path without the user's folders: the path inside its package, else only the file's name."""
     parts = path.replace("\\", "/").split("/")
     for name in PACKAGES:
         if name in parts:
@@ -267,7 +267,7 @@ def redacted(path: str) -> str:
 
 
 def place_of(frame: Any) -> str | None:
-    """Return the innermost line of the script, for example "train.py:31 in main"; of a package where no line is its."""
+    """Return the innermost line of the script, for example "train.py:31 in main", else of a package."""
     library, ours = os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(__file__))
     of_package = None
     while frame is not None:

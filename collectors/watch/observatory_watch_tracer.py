@@ -1,8 +1,8 @@
 """Traces steps of this process with torch's profiler, for a window of `observatory_watch_window`.
 
-The trace is torch's own JSON, with the same annotation around each step as the observatory's ranks write; next to it
-stand the times of the phases. It never runs while the script's own profiler does: a script that starts one ends ours.
-Nothing stays in the process afterwards. The standard library alone; torch is taken from the modules that are loaded.
+The trace is torch's own JSON, with the same annotation around each step as in other runs' traces; the phases' times
+are a file next to it. It never runs together with the script's own profiler: if the script starts one, ours stops.
+Imports only the standard library; torch is taken from the modules that are loaded.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 STEP = "observatory step"
-"""The annotation around a step; as `collectors.traces.event_names.STEP`."""
+"""The annotation around a step; the same as `collectors.traces.event_names.STEP`."""
 LOG_LEVEL, SILENT = "KINETO_LOG_LEVEL", "6"
-"""The variable by which kineto takes its log level at its first start; else it prints two lines for each window."""
+"""Variable from which kineto reads its log level when it first starts; unset, it prints two lines for each window."""
 STARTS = ("_prepare_profiler", "_enable_profiler")
-"""Functions of `torch.autograd.profiler` through which each profiler of a script starts."""
+"""Functions of `torch.autograd.profiler` through which every profiler of a script starts."""
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of GPU drivers."""
 STILL = "observatory_watch_still"
 PATH = rb'(?<=["\s=:(,])/(?:[^\s"/\\:]+/)+[^\s"/\\:]*'
-"""An absolute path in a trace, in which it is a string or a part of one."""
+"""An absolute path in a trace, as a whole string or within one."""
 CHUNK_BYTES = 4 << 20
 PHASES = ("data", "forward", "backward", "optimizer")
 
@@ -37,7 +37,7 @@ class CannotTrace(Exception):
 
 
 class Tracer:
-    """Torch's profiler over a few steps: `prepare`, a step later `start`, `step_ends` at each end, then `stop`.
+    """Runs torch's profiler over a few steps: `prepare`, a step later `start`, `step_ends` at each end, then `stop`.
 
     watch: the `Watch` of this process. on_theirs: called before a profiler of the script starts; it must call `abort`.
     """
@@ -54,7 +54,7 @@ class Tracer:
         self.steps_ns: list[tuple[int, int]] = []
 
     def prepare(self) -> None:
-        """Set the profiler up, a step before it records, so that what that costs is in no traced step.
+        """Set the profiler up a step before it records, so that no traced step contains the cost of it.
 
         Raises:
             CannotTrace: the script's own profiler is active, or ours would start a GPU's driver.
@@ -84,7 +84,7 @@ class Tracer:
                 del os.environ[LOG_LEVEL]
 
     def start(self) -> None:
-        """Begin to record; the first step begins now."""
+        """Start recording; the first traced step begins now."""
         self._ours(self._profile._start_trace)
         self._is_recording = True
         self._add_metadata()
@@ -92,21 +92,21 @@ class Tracer:
         self._begin_step()
 
     def step_ends(self) -> None:
-        """A traced step ends, and the next one begins."""
+        """End a traced step and begin the next one."""
         self._end_step()
         self._begin_step()
 
     def stop(self, path: str) -> dict[str, list[tuple[int, int]]]:
-        """End the last step and the recording, and write the trace; return the phases: name, begins and ends, Unix ns.
+        """End the last step and the recording, and write the trace; return each phase's begins and ends in Unix ns.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the trace cannot be written.
         """
         self._end_step()
         phases = self._phases.close() if self._phases is not None else {}
         self._phases = None
         if self._torch.cuda.is_initialized():
-            self._torch.cuda.synchronize()  # The device's work of the traced steps belongs into the trace.
+            self._torch.cuda.synchronize()  # The trace must hold all device work of its steps.
         profile, self._profile = self._profile, None
         try:
             profile.__exit__(None, None, None)
@@ -119,7 +119,7 @@ class Tracer:
         return phases
 
     def abort(self) -> None:
-        """Stop without a trace, and leave nothing."""
+        """Stop without writing a trace."""
         if self._phases is not None:
             self._phases.close()
             self._phases = None
@@ -127,7 +127,7 @@ class Tracer:
             if self._step is not None:
                 self._end_step()
             if self._profile is not None:
-                if not self._is_recording:  # A profiler that was only prepared ends by a start and a stop.
+                if not self._is_recording:  # A prepared profiler must start before it can stop.
                     self._ours(self._profile._start_trace)
                 self._profile.__exit__(None, None, None)
         finally:
@@ -152,7 +152,7 @@ class Tracer:
             self._is_ours = False
 
     def _guard(self) -> None:
-        """Notice when the script starts a profiler of its own, since two at once would spoil both."""
+        """Intercept the script's own profiler before it starts, since two at once would spoil both."""
         for name in STARTS:
             original = getattr(self._profiler, name)
 
@@ -192,7 +192,7 @@ class Tracer:
 
 
 class Phases:
-    """The times of the phases while it is open: it stands before the functions of the watch that the hooks call."""
+    """Records the times of the phases while it is open: it wraps the watch's functions that the hooks call."""
 
     NAMES = ("enter_data", "leave_data", "enter_backward", "leave_backward", "enter_optimizer", "leave_optimizer")
 
@@ -226,7 +226,7 @@ class Phases:
         now = time.time_ns()
         self._depth[phase] = max(0, self._depth[phase] - 1)
         if self._depth[phase] == 0:
-            # A closure of the optimizer holds forward and backward; only what follows them is the optimizer's.
+            # An optimizer's closure runs forward and backward; only the time after them is the optimizer's.
             began_ns = self._began_ns[phase]
             self._add(phase, max(began_ns, self._free_ns) if phase == "optimizer" else began_ns, now)
             self._free_ns = now
@@ -236,22 +236,22 @@ class Phases:
             self._times[phase].append((began_ns, ended_ns))
 
     def close(self) -> dict[str, list[tuple[int, int]]]:
-        """Take the functions away again; return the times of each phase, in order."""
+        """Remove the wrappers; return the times of each phase, in order."""
         for name in self.NAMES:
             self._watch.__dict__.pop(name, None)
         return self._times
 
 
 def _redact(path: str) -> None:
-    """Shorten paths in a trace, as in stacks: its own, those of generated kernels, and those in the script's names."""
+    """Shorten paths in a trace as in stacks: the trace's own, of generated kernels, and in the script's names."""
     import re
     from importlib import import_module
 
     still = import_module(f"{__package__}.{STILL}" if __package__ else STILL)
     pattern = re.compile(PATH)
 
-    def shorten(found: re.Match[bytes]) -> bytes:
-        short: str = still.redacted(os.fsdecode(found[0]))
+    def shorten(match: re.Match[bytes]) -> bytes:
+        short: str = still.redacted(os.fsdecode(match[0]))
         return os.fsencode(short)
 
     with open(path, "rb") as whole, open(f"{path}.new", "wb") as short:
@@ -261,7 +261,7 @@ def _redact(path: str) -> None:
 
 
 def _is_warming_up() -> bool:
-    """Whether a profiler of the script warms up, by its schedule: it is prepared then, and no flag of torch says so."""
+    """Whether a profiler of the script is in its schedule's warm-up, which no flag of torch shows."""
     import gc
 
     module = sys.modules.get("torch.profiler.profiler")

@@ -1,13 +1,14 @@
 """Windows of a watched job: all ranks trace the same steps.
 
-Each rank looks for a request in the run's folder about once a second. Where there is one, it acknowledges it in the
-job's own store with the number of its steps so far, and rank 0 commits to steps that no rank has reached. The store is
-asked only while a request is open, and in a thread, since a call waits without end where its host does not answer: such
-a window is dropped. A key is read only once it is there, and no collective is called. A process without
+Each rank looks for a request in the run's folder about once a second. It acknowledges the request in the job's own
+store with the number of its steps so far, and rank 0 commits to steps that no rank has reached. The store is queried
+only while a request is open, and from another thread, since a call never returns if the store's host does not answer;
+such a window is dropped. A key is read only once it exists, and no collective is called. A process without
 torch.distributed traces alone.
 
-A rank that comes to the steps too late, or cannot trace, says so in the window's folder, and the watching parent drops
-the window. `bench.session.watched.windows` makes requests and joins the traces. The standard library alone.
+A rank that reaches the agreed steps too late, or cannot trace, writes so into the window's folder, and the watching
+parent drops the window. `bench.session.watched.windows` makes requests and joins the traces. Imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -24,44 +25,44 @@ if TYPE_CHECKING:
     from typing import Any
 
 REQUEST = "window.json"
-"""The request for a window, next to this file in the folder that belongs to its user alone; rank 0 takes it away once
-the window is over."""
+"""The request for a window, next to this file in a folder that only its user can read; rank 0 removes it when the
+window is over."""
 FOLDER = "windows"
-"""Folder within the run's, with a folder for each window: `window.json`, and of each rank a trace and its phases."""
+"""Folder in the run's folder with one folder for each window: `window.json`, and each rank's trace and phases."""
 TRACER = "observatory_watch_tracer"
 POLL_NS = 1_000_000_000
 """Time between two looks for a request."""
 ANSWER_NS = 60_000_000_000
-"""Time that rank 0 gives the others to acknowledge."""
+"""Time in which all ranks must acknowledge."""
 SLOW_NS = 10_000_000_000
-"""Time after which a rank looks for the commit only once a second: rank 0 is busy, or has stopped watching."""
+"""Time after which a rank looks for the commit only once a second: rank 0 is busy, or no longer watched."""
 STORE_S = 5.0
-"""Time for one answer of the job's store."""
+"""Longest wait for one answer of the job's store."""
 MARGIN_NS, LEAST_MARGIN, MOST_MARGIN = 250_000_000, 3, 1000
 """Time between the commit and the first traced step, and its bounds in steps."""
 MOST_STEPS = 50
 MOST_FAILURES = 3
-"""Windows that may fail by a mistake of ours, or of the disk, before there are no more."""
+"""Windows that may fail through an error of ours or of the disk before this rank traces no more."""
 LARGEST_BYTES = 512 << 20
-"""Size of a trace that is still read."""
+"""Largest trace that is still analysed; a larger one is dropped."""
 
 
 class NoAnswer(Exception):
-    """The job's store does not answer; the message says for how long."""
+    """The job's store does not answer."""
 
 
 class BoundedStore:
-    """A store whose calls wait for a limited time: `set`, `check` and `get` of torch.distributed's have no limit.
+    """A store whose calls time out; `set`, `check` and `get` of torch.distributed's stores may wait for ever.
 
-    Each call is made in a thread of its own; torch does not hold the interpreter's lock meanwhile. While one of them
-    still waits, all others fail at once: a store's client makes one call at a time.
+    Each call runs in its own thread; torch releases the interpreter's lock meanwhile. While a call still waits, all
+    others fail at once, since a store's client makes one call at a time.
     """
 
     def __init__(self, most_s: float = STORE_S) -> None:
         self._most_s, self._store, self._is_waiting = most_s, None, False
 
     def around(self, store: Any) -> BoundedStore:
-        """Return this object for the store, which may be another one than before."""
+        """Use this store, which may differ from the last one, and return self."""
         self._store = store
         return self
 
@@ -79,7 +80,7 @@ class BoundedStore:
         """Call the store's method.
 
         Raises:
-            NoAnswer: it did not return in time, or an earlier call still waits.
+            NoAnswer: the call did not return in time, or an earlier call still waits.
         """
         from _thread import allocate_lock, start_new_thread
 
@@ -115,7 +116,7 @@ class Windows:
     """Follows requests for windows at the ends of steps: idle, then open, then committed, then idle again.
 
     watch: the `Watch` of this process. recorder: the module `observatory_watch`. hook: the folder of requests; None for
-    this file's. place: returns the rank, the world's size and the job's store; None for torch.distributed's.
+    this file's. place: returns rank, world size and the job's store; None takes them from torch.distributed.
     """
 
     def __init__(
@@ -130,9 +131,9 @@ class Windows:
         self._place = place or self._place_by_torch
         self._store = BoundedStore()
         self._rank = self._failures = 0
-        self._handled: int | None = None  # The newest request that is over here.
+        self._handled: int | None = None  # The newest request that this rank is done with.
         self._end_ns: int | None = None
-        self._steps_ns = [POLL_NS] * 5  # Of the newest steps.
+        self._steps_ns = [POLL_NS] * 5  # Times of the newest steps.
         self._next_ns = watch.clock_ns() + POLL_NS
         self._proposal: dict[str, Any] | None = None
         self._opened_ns = 0
@@ -146,7 +147,7 @@ class Windows:
         self._why_over: str | None = None
 
     def at_step_end(self) -> None:
-        """Do what is due at the end of a step; a failure ends the window with one line, and no step is lost by it."""
+        """Do what is due at the end of a step; a failure ends the window with one note, and the step still counts."""
         if self._is_over:
             return
         try:
@@ -167,7 +168,7 @@ class Windows:
                 self._watch.note(self._why_over)
 
     def close(self) -> None:
-        """The interpreter ends: drop an open window."""
+        """Drop an open window, since the interpreter ends."""
         if os.getpid() != self._watch.pid:
             return
         self._is_over = True
@@ -175,7 +176,7 @@ class Windows:
             self._abort("the process ended before the window did")
 
     def in_child(self) -> None:
-        """A forked child has the profiler's callbacks, which would record in it without end: take them away."""
+        """Remove the profiler's callbacks in a forked child, where they would record for ever."""
         tracer, self._tracer = self._tracer, None
         clear = getattr(getattr(sys.modules["torch"]._C, "_autograd", None), "_clear_callbacks", None)
         if tracer is not None and clear is not None:
@@ -198,13 +199,13 @@ class Windows:
         else:
             began_ns, before_ns = self._watch.clock_ns(), self._spent_ns
             self._answer(now)
-            if self._spent_ns == before_ns:  # Else the profiler is prepared at once, and has counted itself.
+            if self._spent_ns == before_ns:  # Else `_trace` has already counted its own time.
                 self._count(began_ns)
 
     # Agreeing on the steps.
 
     def _look(self, now: int) -> None:
-        """Take a request: each rank sees the file, and rank 0 takes it away once it is over."""
+        """Take up a request: every rank reads the file, and rank 0 removes it when the window is over."""
         self._spent_ns = 0
         request = self._request()
         if request is None or request["id"] == self._handled:
@@ -221,7 +222,7 @@ class Windows:
             self._commit(request, self._watch._steps, None)
 
     def _answer(self, now: int) -> None:
-        """Commit, as rank 0, once all ranks have acknowledged; follow the commit."""
+        """On rank 0, commit once all ranks have acknowledged; on others, follow the commit."""
         _, world, store = self._place()
         proposal = self._proposal
         if store is None or proposal is None:
@@ -243,12 +244,12 @@ class Windows:
                 self._give_up(why)
         elif store.check([key]):
             self._take(json.loads(store.get(key)))
-        elif waited_ns > 2 * ANSWER_NS or self._request() != proposal:  # Rank 0 does not watch, or has given up.
+        elif waited_ns > 2 * ANSWER_NS or self._request() != proposal:  # Rank 0 is not watched, or gave up.
             self._forget()
 
     def _commit(self, request: dict[str, Any], steps: int, store: Any) -> None:
-        """Choose the steps. steps: the most that any rank had made when it acknowledged."""
-        # A rank that acknowledged long ago looks once a second only.
+        """Choose the steps. steps: the largest number of steps that a rank acknowledged with."""
+        # A rank that acknowledged long ago looks only once a second.
         is_slow = self._watch._end_ns - self._opened_ns > SLOW_NS // 2
         margin_ns = MARGIN_NS + POLL_NS if is_slow else MARGIN_NS
         margin = min(MOST_MARGIN, max(LEAST_MARGIN, -(-margin_ns // min(self._steps_ns)))) if store is not None else 2
@@ -271,14 +272,14 @@ class Windows:
             self._trace()
 
     def _give_up(self, why: str) -> None:
-        """No steps are agreed on: rank 0 says why."""
+        """Drop a request without agreed steps; rank 0 writes why."""
         if self._is_mine and self._proposal is not None:
             self._write(self._proposal, REQUEST, {**self._proposal, "dropped": why})
         self._forget()
 
     def _miss(self, why: str) -> None:
-        """This rank does not trace the window: say so to the ranks that have not begun yet, and to the parent."""
-        why = why if why.startswith("rank ") else f"rank {self._rank}: {why}"  # It may come from another rank.
+        """Tell the ranks that have not begun yet, and the parent, why this rank does not trace the window."""
+        why = why if why.startswith("rank ") else f"rank {self._rank}: {why}"  # The reason may come from another rank.
         assert self._window is not None, "it was committed"
         self._write(self._window, f"rank{self._rank}.missed", {"why": why})
         if (store := self._place()[2]) is not None:
@@ -286,7 +287,7 @@ class Windows:
         self._forget()
 
     def _forget(self) -> None:
-        """This window is over here, whole or not."""
+        """Finish with this window on this rank, traced or not."""
         import atexit
 
         if self._proposal is not None:
@@ -302,7 +303,7 @@ class Windows:
     # Tracing.
 
     def _trace(self) -> None:
-        """Prepare at the end of the last step but one before the window, and so on to its last step."""
+        """Prepare one step before the window, start, and end each traced step up to the last."""
         window, watch = self._window, self._watch
         if window is None or watch._steps < window["first"] - 1:
             return
@@ -322,7 +323,7 @@ class Windows:
         self._count(began_ns)
 
     def _count(self, began_ns: int) -> None:
-        """Count time as a window's cost, which is reported apart: our share of the steps is without it."""
+        """Count time as the window's cost, which is reported separately from our share of the steps."""
         spent_ns = self._watch.clock_ns() - began_ns
         self._watch._own -= spent_ns
         self._spent_ns += spent_ns
@@ -346,12 +347,12 @@ class Windows:
         except tracer.CannotTrace as error:
             self._miss(str(error))
             return
-        except BaseException:  # Also a signal's: whoever handles it may go on.
+        except BaseException:  # Also one raised by a signal handler: the script may catch it and continue.
             with suppress(Exception):
                 prepared.abort()
             raise
         self._tracer = prepared
-        # Later than the watch's own, so that it is called before; and gone with the window.
+        # Registered after the watch's own function, so called before it; removed with the window.
         atexit.register(self.close)
         forking = self._watch.module_of("multiprocessing.util")
         if forking is not None:
@@ -366,7 +367,7 @@ class Windows:
             os.unlink(f"{path}.part")
             self._miss(f"its trace is larger than {LARGEST_BYTES >> 20} MiB; trace fewer steps")
             return
-        # The phases first: a trace under its name is whole, and so is what belongs to it.
+        # Phases first: once a trace has its final name, it and its phases are complete.
         cost_ns = self._spent_ns + self._watch.clock_ns() - began_ns
         about = {"steps": tracer.steps_ns, "phases": phases, "cost_ns": cost_ns}
         self._write(window, f"rank{self._rank}.phases.json", about)
@@ -376,17 +377,17 @@ class Windows:
         self._forget()
 
     def _yield(self) -> None:
-        """The script starts a profiler of its own: ours stops first."""
+        """Stop our profiler before the script's own starts."""
         if self._tracer is None or self._stopped is not None:
             return
         self._stopped = "the script's own profiler started"
         try:
             self._tracer.abort()
-        except Exception as error:  # noqa: BLE001  # It is called within the script's profiler, which goes on.
+        except Exception as error:  # noqa: BLE001  # Called inside the script's profiler, which must still start.
             self._watch.note(f"a window did not stop: {type(error).__name__}: {error}")
 
     def _abort(self, why: str) -> None:
-        """Stop a tracer and drop the window; what fails here is left as it is."""
+        """Stop a tracer and drop the window; errors on the way are ignored."""
         tracer, self._tracer = self._tracer, None
         try:
             if tracer is not None and self._stopped is None:
@@ -403,7 +404,7 @@ class Windows:
     # The store and the files.
 
     def _place_by_torch(self) -> tuple[int, int, Any]:
-        """This process's rank, the world's size, and the store under our prefix; None without torch.distributed."""
+        """Return rank, world size and the store under our prefix, which is None without torch.distributed."""
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             words = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
@@ -425,8 +426,8 @@ class Windows:
         return {"id": number, "steps": steps, "why": str(request["why"])[:200]}
 
     def _take_away(self) -> None:
-        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # What cannot be read is no request.
-            if self._request() == self._proposal:  # Else it was withdrawn, and what is there is another one.
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # An unreadable file is no request.
+            if self._request() == self._proposal:  # Else ours was withdrawn, and this is a newer one.
                 os.unlink(os.path.join(self._hook, REQUEST))
 
     def _path(self, window: dict[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""Python runs this file by itself at its start: first the sitecustomize that was there before, then our hooks."""
+"""Runs when Python starts: first the sitecustomize that Python would have found without us, then our hooks."""
 
 import os
 import sys
@@ -21,11 +21,11 @@ def _install() -> None:
     try:
         recorder, hooks = __import__("observatory_watch"), __import__("observatory_watch_hooks")
         hooks.install(recorder)
-    except Exception:  # noqa: BLE001  # An interpreter that cannot load the hooks runs the script as without them.
+    except Exception:  # noqa: BLE001  # If the hooks cannot be loaded, the script runs unwatched.
         sys.modules.pop("observatory_watch_hooks", None)
 
 
-if os.path.basename(_HERE) == "hook":  # Elsewhere it is imported to be read.
+if os.path.basename(_HERE) == "hook":  # Not when imported from elsewhere.
     try:
         _run_former()
     finally:

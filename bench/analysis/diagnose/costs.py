@@ -36,8 +36,8 @@ from workloads.pipeline_parallel.simulator import mean_stage, simulate
 LEADING_RATIO = 0.6
 """If trials are too few to name a straggler, a rank with at least this share of the lateness is suspected."""
 SLOW_LINK = 2.0
-"""A collective is called slow if it is this many times slower than predicted; on a quiet link the model is within 10
-%."""
+"""A collective is called slow if it takes this many times the predicted time; on a quiet link the model is within
+10 %."""
 HELD_RATIO = 0.1
 """Tasks that wait for memory or a CPU, and a throttled GPU, are evidence from this share of the time."""
 

@@ -330,7 +330,7 @@ def _missing(observed: Observed, account: StepAccount | str) -> Iterator[str]:
 
 
 def _facts(observed: Observed, limit: CostFinding) -> Iterator[str]:
-    """Yield the step time, and the speed-up with and without the limit."""
+    """Yield the step time, and the speed-up with its upper bound without the limit."""
     for step in of_metric(observed.estimates, results.RUN_MEAN_STEP_SECONDS)[:1]:
         ends = "" if step.low is None or step.high is None else f" [{1e3 * step.low:,.4g}, {1e3 * step.high:,.4g}]"
         yield f"a step takes {1e3 * step.median:,.4g} ms{ends}, the mean over {plural(observed.trials_done, 'trial')}"

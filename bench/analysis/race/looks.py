@@ -104,7 +104,7 @@ def stand(costs: Mapping[str, Sequence[float]], failed: Mapping[str, int] | None
 
     costs: of each case's trials, by round, all positive: seconds per token, or bytes. A dropped case has no later
         trials.
-    failed: number of complete rounds of each case that ended on its own, by name.
+    failed: number of complete rounds of each failed case, by name.
     """
     failed = failed or {}
     lines = {name: [math.log(cost) for cost in trials] for name, trials in costs.items()}

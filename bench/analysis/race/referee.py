@@ -68,7 +68,7 @@ class RaceReferee(Referee):
         self._last_s = now_s
 
     def failed(self, name: str) -> None:
-        """The case has ended on its own; its complete rounds count."""
+        """The case has failed; its complete rounds count."""
         if name not in self.failed_rounds:
             self.failed_rounds[name] = len(costs(self.known[name], self.objective)) if name in self.known else 0
 

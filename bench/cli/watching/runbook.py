@@ -38,7 +38,7 @@ def command(alert: str | None) -> None:
 def runbooks() -> dict[str, str]:
     """Return the text of each runbook by the name of its alert, which is its heading.
 
-    In a checkout they are docs/runbooks; a wheel carries them in dashboards/, where pyproject.toml puts them.
+    They are in docs/runbooks in a checkout, and in dashboards/runbooks in an installed wheel (see pyproject.toml).
     """
     installed = Path(dashboards.__file__).with_name("runbooks")
     folder = installed if installed.is_dir() else installed.parents[1] / "docs" / "runbooks"
@@ -47,11 +47,11 @@ def runbooks() -> dict[str, str]:
 
 
 def _meaning(text: str) -> str:
-    """Return the first sentence of what an alert means."""
+    """Return the first sentence of a runbook's "What it means"."""
     words = " ".join(text.partition("## What it means")[2].partition("\n## ")[0].split())
     return words.partition(". ")[0].rstrip(".") + "."
 
 
 def _plain(name: str) -> str:
-    """Return an alert's name without what distinguishes ways to write it: GpuLost, gpu-lost, gpu-lost.md."""
+    """Return an alert's name in one form for all its spellings: GpuLost, gpu-lost, gpu-lost.md."""
     return name.removesuffix(".md").replace("-", "").replace("_", "").lower()

@@ -1,4 +1,4 @@
-"""`observatory serve`: serves /metrics of this node, its runs and its results until it is stopped."""
+"""`observatory serve`: serve /metrics for this node, its runs and its results until it is stopped."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _HEAR_S = 1.0
-"""Longest time until a signal is heard that the kernel gave to another thread, as it may after a stop."""
+"""Longest delay until a signal takes effect if the kernel delivers it to another thread, as it may after a stop."""
 _OF_DEMO = ("runs_folder", "of_all_users", "store_url", "mapping_folder", "results", "ranks")
-"""Options that name the user's own data, of which the demonstration shows nothing."""
+"""Options that name the user's own data, none of which the demonstration shows."""
 _OF_NODE = (
     "beat_s",
     "mapping_folder",
@@ -37,9 +37,9 @@ _OF_NODE = (
     "of_all_users",
     "ranks",
 )
-"""Options of the node and its runs, of which an exporter of results shows nothing."""
+"""Options of the node and its runs, which --results only does not show."""
 LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
-"""Below, NVML's averages say nothing new; above, the values would be too old to be called live."""
+"""More often, NVML's averages would not have changed; less often, values would be too old to be live."""
 
 
 @click.command(name="serve")
@@ -223,7 +223,7 @@ def _refuse_unreachable(host: str) -> None:
 
 
 def _refuse_said(names: Sequence[str], message: str) -> None:
-    """Refuse options of the command line that are of no use, by a message with a place for the option."""
+    """Refuse these options if they are on the command line; `{}` in the message becomes the option."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_said = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _DISCOVERY_S, _SCRAPE_TIMEOUT_S = 10, 10
-"""How long Prometheus may take to read its files of targets, and to scrape one of them."""
+"""Longest time that Prometheus takes to read its target files, and to scrape one target."""
 _FOLDER = click.option(
     "--folder",
     type=NamedPath(is_folder=True),
@@ -113,7 +113,7 @@ def up(
 
 
 def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
-    """Print the servers, and the targets once each was scraped."""
+    """Print the servers, and the targets once all have been scraped."""
     from bench.report.table import print_page
     from bench.serve.stack import lifecycle, passwords
     from bench.serve.stack.coverage import targets_once_scraped
@@ -237,7 +237,7 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
 
 
 def _server_rows(state: StackState) -> list[dict[str, Any]]:
-    """Return name, address, process and state of each server; of containers Docker tells the state."""
+    """Return name, address, process and state of each server; for a container, only Docker knows the state."""
     from bench.serve.stack.lifecycle import ended
 
     pids = {process.name: process.pid for process in state.processes}

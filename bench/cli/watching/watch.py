@@ -1,4 +1,4 @@
-"""`observatory watch`: runs a training command of one's own, unedited, and keeps how fast its steps were."""
+"""`observatory watch`: run your own training command unedited, and store the times of its steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.errors import CASE_FAILED, FINE, Misuse
 MOST_TAGS = 16
 MOST_MINUTES = 7 * 24 * 60
 MOST_STEPS = 50
-"""As `collectors.watch.observatory_watch_window.MOST_STEPS`."""
+"""Equal to `collectors.watch.observatory_watch_window.MOST_STEPS`."""
 _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})")
 
 
@@ -67,7 +67,7 @@ class Minutes(click.ParamType):  # type: ignore[type-arg]  # Generic only in new
     "--live", is_flag=True, help="Redraw one progress line in place; it can overwrite the script's progress bar."
 )
 @click.option(
-    "--redact", is_flag=True, help="Leave folders out of stored paths: of the script, and of files in stacks."
+    "--redact", is_flag=True, help="Leave folders out of stored paths: the script's, and those in stacks and traces."
 )
 @SHARING
 @RUNS

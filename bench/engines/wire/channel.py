@@ -96,7 +96,7 @@ class Channel(Generic[Message]):
         self.reason: str | None = None
         self.is_refused = self.is_silent = False
         self.stream = stream
-        self.has_received, self.has_sent = threading.Event(), threading.Event()  # All of it.
+        self.has_received, self.has_sent = threading.Event(), threading.Event()  # Everything, to the end.
         self._threads, self._opening, self._decoder = threads, opening, decoder
         self._on_message, self._on_end, self._new_silence = on_message, on_end, silence
         self._wire: SignedWire | None = None  # Once both sides have met.

@@ -114,9 +114,7 @@ class Change:
 
     @property
     def is_rare(self) -> bool:
-        """Whether it may explain a change of a figure by itself: both values are known, nothing else caused it, it is
-        rare.
-        """
+        """Whether it alone may explain a figure's change: its values are known, nothing else brought it, it is rare."""
         return self._is_own and self.changed_on is not None and self.changed_on <= RARE_RATIO * self.nights
 
     @property
@@ -199,9 +197,7 @@ def _topic(field: str) -> tuple[Kind, str]:
 
 
 def _of_all_nodes(good: Reading, bad: Reading) -> Iterator[tuple[str | None, MachineDifference]]:
-    """Yield the differences of all nodes, each with its host, or with None if the difference belongs to the whole
-    run.
-    """
+    """Yield the differences of all nodes, each with its host; None if the difference belongs to the whole run."""
     host = None if bad.machine is None else bad.machine.hostname
     for difference in _of_first_node(good, bad):
         yield (None if difference.field in ("hosts", "commit") else host), difference

@@ -39,6 +39,7 @@ class PartChange:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChange:
     """The change of the step and its parts. The parts add up to it, except those in `absent`, which gives the reasons.
+
     notes: assumptions behind the parts. good_trials, bad_trials: number of trials compared.
     """
 

@@ -52,8 +52,8 @@ class JudgedNight:
     reason: in words; `{night}` in it stands for the night with number `reason_night`, which only the caller can date.
     score: standard deviations between the night and the expectation of its regime; p_value: two-sided p-value of the
         score. Both include reruns if there were any.
-    log_value: value of the night, without the placements' offsets; expected_log: expected value. half_width: of the 95
-        % interval of their difference. visible_log: smallest difference that would be suspected.
+    log_value: value of the night, without the placements' offsets; expected_log: expected value. half_width: of their
+        difference's 95 % interval. visible_log: smallest difference that would be suspected.
     """
 
     state: SeriesState

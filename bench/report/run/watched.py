@@ -20,7 +20,7 @@ from collectors.metrics.metric import Metric
 MOST_WINDOWS = 2
 """Newest traced windows in the short table."""
 MOST_RANKS = 8
-"""Ranks in the short table: those with the longest steps. The details have all."""
+"""Ranks in the short table: those with the longest steps. The details list all."""
 _FIGURES: tuple[tuple[str, Metric, dict[str, str]], ...] = (
     ("tokens/s", results.RUN_TOKENS_PER_SECOND, {}),
     ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE, {}),
@@ -219,4 +219,4 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
         when = "" if watched.is_active else "during the next run, "
         yield f"next: {when}{attach} traces the same steps on all ranks"
     else:
-        yield f"next: `observatory analyse stragglers {summary.run}` has the newest window's traces in full"
+        yield f"next: `observatory analyse stragglers {summary.run}` shows the newest window's traces in full"

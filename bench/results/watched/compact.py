@@ -1,7 +1,7 @@
-"""What stays of a watched run's rank files after its end: the lines as they are, or quantiles of each minute.
+"""Compacts the rank files of a watched run that has ended: a file that is too large keeps quantiles of each minute.
 
-A rank may keep 2 MB for each day that it ran. Steps of 50 ms alone write 100 MB a day, and after the run's end nobody
-asks for single ones any more.
+A rank keeps at most 2 MB for each day that it ran. Steps of 50 ms alone can write 100 MB a day, and single steps are
+not needed after the run's end.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ DAY_NS = 86_400 * 10**9
 LEAST_BYTES = 200_000
 """A file up to this size stays as it is, however short the run was."""
 MOST_MINUTES = 4_000
-"""Lines of quantiles, of some 400 bytes; a longer run has fewer of them, each over more minutes."""
+"""Most lines of quantiles, about 400 bytes each; in a longer run each line covers more minutes."""
 QUANTILES = (0.5, 0.9, 0.99)
 
 
 def compact(folder: Path) -> tuple[str, ...]:
-    """Replace the steps of files that are too large by quantiles; return a line on each file that was.
+    """Replace the steps in files that are too large by quantiles; return a line about each file that was replaced.
 
-    Nothing of begins, notes, windows and ends is lost. Twice is like once.
+    Begins, notes, windows and ends stay. Compacting again changes nothing.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: a file cannot be read or written.
     """
     return tuple(line for rank, path in rank_paths(folder).items() for line in _compact_file(rank, path))
 
@@ -54,35 +54,35 @@ def _compact_file(rank: int, path: Path) -> Iterator[str]:
     each_ns = MINUTE_NS * -(-minutes // min(MOST_MINUTES, max(200, int(MOST_BYTES_A_DAY * days / 500))))
     lines = [msgspec.json.encode(line) for line in _compacted(read_lines(path), each_ns)]
     replace_file(path, b"\n".join(lines) + b"\n")
-    yield f"rank {rank}: {number} steps are kept as quantiles of each {each_ns // MINUTE_NS} min ({path.name})"
+    yield f"rank {rank}: {number} steps were replaced by quantiles of each {each_ns // MINUTE_NS} min ({path.name})"
 
 
 def _compacted(lines: Iterable[object], each_ns: int) -> Iterator[object]:
-    """Yield the lines with those of steps joined: as many as end within so many nanoseconds, one line for them."""
-    held: list[Steps] = []
+    """Yield the lines; lines of steps whose first steps end in the same interval of each_ns are joined into one."""
+    batches: list[Steps] = []
     for line in lines:
         if isinstance(line, Steps):
-            if held and line.end_ns[0] // each_ns != held[0].end_ns[0] // each_ns:
-                yield _quantiles(held)
-                held = []
-            held += [line] if line.end_ns else []
+            if batches and line.end_ns[0] // each_ns != batches[0].end_ns[0] // each_ns:
+                yield _quantiles(batches)
+                batches = []
+            batches += [line] if line.end_ns else []
             continue
-        if held:
-            yield _quantiles(held)
-            held = []
+        if batches:
+            yield _quantiles(batches)
+            batches = []
         yield line
-    if held:
-        yield _quantiles(held)
+    if batches:
+        yield _quantiles(batches)
 
 
-def _quantiles(held: list[Steps]) -> Quantiles:
-    """Return one line for these batches: quantiles and sums in nanoseconds, of what is known."""
+def _quantiles(batches: list[Steps]) -> Quantiles:
+    """Return one line for these batches: quantiles, maxima and sums of the known values, times in nanoseconds."""
     figures: dict[str, Any] = {}
     for name in OF_A_STEP:
         column = "tokens" if name == "tokens" else f"{name}_ns"
         values = [
             value
-            for line in held
+            for line in batches
             for value in getattr(line, column) or ()
             if value is not None and 0 <= value < MOST_NS
         ]
@@ -90,16 +90,16 @@ def _quantiles(held: list[Steps]) -> Quantiles:
             middle = [round(float(value)) for value in np.quantile(values, QUANTILES)]
             figures[column] = {"quantiles": middle, "most": max(values), "sum": sum(values), "steps": len(values)}
     return Quantiles(
-        rule=held[0].rule,
-        first=held[0].first,
-        steps=sum(len(line.end_ns) for line in held),
-        begin_ns=held[0].end_ns[0],
-        end_ns=held[-1].end_ns[-1],
+        rule=batches[0].rule,
+        first=batches[0].first,
+        steps=sum(len(line.end_ns) for line in batches),
+        begin_ns=batches[0].end_ns[0],
+        end_ns=batches[-1].end_ns[-1],
         quantiles=QUANTILES,
         figures=figures,
-        peak_bytes=max((line.peak_bytes for line in held if line.peak_bytes is not None), default=None),
+        peak_bytes=max((line.peak_bytes for line in batches if line.peak_bytes is not None), default=None),
         peak_reserved_bytes=max(
-            (line.peak_reserved_bytes for line in held if line.peak_reserved_bytes is not None), default=None
+            (line.peak_reserved_bytes for line in batches if line.peak_reserved_bytes is not None), default=None
         ),
-        rss_bytes=max((line.rss_bytes for line in held if line.rss_bytes is not None), default=None),
+        rss_bytes=max((line.rss_bytes for line in batches if line.rss_bytes is not None), default=None),
     )

@@ -1,6 +1,6 @@
-"""What the summary of a watched run holds that no other run's does: the program, its ranks, and who is late.
+"""Details that only the summary of a watched run has: the program, its ranks, and who is late.
 
-Plain data, which the history keeps; `bench.results.watched.job` and `late` make it.
+Plain data, stored in the history; `bench.results.watched.run` fills it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Literal
 from bench.results.watched.still import StillRank
 
 Work = Literal["even", "by tokens", "uneven", "unknown"]
-"""Whether steps do equal work. by tokens: the program declares tokens, and they differ, so figures are taken per token.
+"""Whether steps do equal work. by tokens: declared tokens differ between steps, so the gate judges tokens per second.
 uneven: steps differ by more than `bench.results.watched.job.UNEVEN_RATIO`, and no tokens are declared. unknown: too few
-steps tell."""
+steps to judge."""
 Verdict = Literal["late", "unsure"]
-"""unsure: nobody is named, which is no proof that nobody is late."""
+"""unsure: no rank is named, which does not prove that none is late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
     """Who holds up the others, by `bench.results.watched.late.find_late`.
 
-    rank, phase: who is late, and in what; None where nobody is named. late_s: how much later than the last of the
+    rank, phase: who is late, and in which phase; None if no rank is named. late_s: how much later than the last of the
     others it leaves the phase, in the median step. step_ratio: the same as a share of the median step.
-    reason: in a sentence: what was seen, or why nobody can be named.
+    reason: a sentence with the observation, or why no rank can be named.
     """
 
     verdict: Verdict
@@ -37,13 +37,13 @@ class Late:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedRank:
-    """One rank of a watched run. What is not known is None.
+    """One rank of a watched run. Unknown values are None.
 
     steps: how many it reported. step_s: its median step. data_s to optimizer_s: mean time of a phase in a step.
     own_ratio: time of the watching code within the steps, divided by the steps' time.
-    peak_bytes: of tensors, by the allocator. peak_reserved_bytes: that the allocator held, used or not.
-    rss_bytes: of the process, at the most.
-    has_ended: whether its process said that it ended. windows: first and last number of traced steps.
+    peak_bytes: peak of the tensors, from the allocator. peak_reserved_bytes: peak that the allocator held, used or not.
+    rss_bytes: largest resident size of the process.
+    has_ended: whether its process wrote an end line. windows: first and last number of traced steps.
     """
 
     rank: int
@@ -65,16 +65,16 @@ class WatchedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedWindow:
-    """Steps that all ranks traced, joined; what is not known is None.
+    """Steps that all ranks traced, joined; unknown values are None.
 
-    number: of the window in its run. why: who asked for it. first, last: numbers of its steps. unix_s: when the ranks
-    agreed on them. dropped: why there is no trace; then no figure is there.
+    number: of the window in its run. why: why it was requested. first, last: numbers of its steps. unix_s: when the
+    ranks agreed on them. dropped: why there is no trace; then all figures are None.
     step_s: median of the traced steps. overlap_ratio: share of the communication that computation hides.
     exposed_ratio: share of the steps in which communication runs and no computation. waiting_ratio: share of the time
-    in collectives that is waiting for the last rank; the rest is transfer. late: who is late, by the traces; its phase
-    is None where no single one explains it. doing: what the late rank does meanwhile. path: parts of the critical
-    path, the longest first: rank, kind and share. cost_s: time that agreeing and the profiler took a rank outside of
-    the traced steps, on the rank where it took most.
+    in collectives that is waiting for the last rank; the rest is transfer. late: the late rank according to the traces;
+    its phase is None if no single phase explains the delay. doing: the late rank's activity during the delay. path: the
+    longest parts of the critical path, longest first: rank, kind and share. cost_s: time for agreeing and the profiler
+    outside of the traced steps, on the rank where it was longest.
     """
 
     number: int
@@ -98,16 +98,16 @@ class TracedWindow:
 class WatchedDetails:
     """What is known of a watched run besides its figures.
 
-    name: given by a person. script, script_sha256: of the program. git_commit: of the folder that it was started in.
-    exit_code, signal: how the command ended; both None while it runs, and where nobody recorded it.
-    rules: what found the steps: mark, deepspeed or optimizer.
-    attempts: how often the ranks began; more than one is a restart. attempt: which of them the figures are of, from 1.
-    missing_ranks: numbers without a usable file, at most some of them; missing: how many there are.
-    steps: that all ranks reported. warm_up: the first of these, which are in no figure. each: figures are of one
-    run of eight steps in so many, where there are more. device_clock: whether steps are timed by the devices.
-    work_reason: why `work` is what it is. windows: traced steps, the newest of them.
-    still: where ranks stood when no step came any more, the last time that this was so.
-    is_active: whether the command still ran, so that all of this is what was known by then.
+    name: of the series, from --name or the script. script, script_sha256: of the program. git_commit: of the git tree
+    that contains the script. exit_code, signal: how the command ended; both None while it runs, or if not recorded.
+    rules: what ended the steps: mark, deepspeed or optimizer.
+    attempts: how often the ranks began; more than one means restarts. attempt: the one in the figures, from 1.
+    missing: number of ranks without usable steps. missing_ranks: the first `run.NAMED` of them.
+    steps: number that all ranks reported. warm_up: how many of the first of these are in no figure. each: in a long
+    job, figures use one in so many runs of eight steps. device_clock: whether steps are timed by the devices.
+    work_reason: the reason for `work`. windows: the newest windows of traced steps.
+    still: where ranks stood the last time that steps stopped.
+    is_active: whether the command was still running, so that everything here is provisional.
     """
 
     name: str

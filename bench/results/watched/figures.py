@@ -1,9 +1,9 @@
-"""The figures of a watched job, with intervals by batch means, since steps that follow each other resemble each other.
+"""The figures of a watched job, with intervals by batch means, since consecutive steps are correlated.
 
-A job is a single trial. Its measured steps are cut into ten equal stretches, and a figure of each stretch takes the
-place of a trial's: stretches that are much longer than steps remember are nearly independent, and their own
-correlation is tested before an interval is given. The interval is of this run's noise alone; another run may differ by
-more.
+A job is a single trial. Its measured steps are cut into ten equal stretches, and the figure of each stretch takes the
+place of a trial's. Stretches much longer than the correlation between steps are nearly independent; their own
+correlation is tested before an interval is given. The interval covers only the noise within this run; another run may
+differ by more.
 Source: Law 2015, Simulation Modeling and Analysis, section 9.5.3 (batch means); Conway 1963.
 """
 
@@ -26,20 +26,20 @@ from workloads.cost_models.absent import Absent
 
 BLOCKS = 10
 LEAST_BLOCK = 10
-"""Steps of a block; a job of fewer than ten times ten measured steps has no interval."""
+"""Fewest steps of a block; a job of fewer than `BLOCKS` times as many measured steps has no interval."""
 MOST_CORRELATION = 0.5
-"""Of blocks that follow each other. Independent ones reach it in 2 % of runs, drifting ones nearly always."""
+"""Highest correlation of consecutive blocks. Independent ones exceed it in 2 % of runs, drifting ones nearly always."""
 QUANTILES = {"p90": 0.9, "p99": 0.99}
 
 
 def estimates_of(job: Job) -> tuple[tuple[Estimate, ...], tuple[float, ...], tuple[str, ...]]:
-    """Return a job's figures, the spread of its steps in each block, and what is absent with its reason."""
+    """Return a job's figures, the spread of its steps in each block, and notes on absent figures with the reason."""
     steps_s = job.step_s
     if not len(steps_s):
         return (), (), (f"all figures are absent: {why_no_step(job)}",)
     blocks, why = _blocks(steps_s)
     notes = [] if why is None else [f"intervals are absent: {why}"]
-    found = [
+    estimates = [
         _of_blocks(results.RUN_STEP_SECONDS, steps_s, blocks, _median),
         _of_blocks(results.RUN_MEAN_STEP_SECONDS, steps_s, blocks, _mean),
         *(
@@ -51,22 +51,22 @@ def estimates_of(job: Job) -> tuple[tuple[Estimate, ...], tuple[float, ...], tup
     if isinstance(tokens, Absent):
         notes.append(f"tokens per second are absent: {tokens.reason}")
     else:
-        found += _rates(job, tokens, blocks)
-    found += _phases(job, blocks, notes)
-    found += _memory(job)
+        estimates += _rates(job, tokens, blocks)
+    estimates += _phases(job, blocks, notes)
+    estimates += _memory(job)
     if job.known("own"):
-        # Both by the host, summed over a stretch; of the rank with the largest share.
+        # Both by the host's clock, summed over a stretch; on the rank with the largest share.
         shares = [
             float((job.rank_s["own"][:, block].sum(axis=1) / job.rank_s["step"][:, block].sum(axis=1)).max())
             for block in blocks
         ]
         if all(0 <= share <= 1 for share in shares):
-            found.append(estimate_share(results.RUN_OBSERVER_RATIO, shares))
-    return tuple(found), tuple(spread([float(step) for step in steps_s[block]]) for block in blocks), tuple(notes)
+            estimates.append(estimate_share(results.RUN_OBSERVER_RATIO, shares))
+    return tuple(estimates), tuple(spread([float(step) for step in steps_s[block]]) for block in blocks), tuple(notes)
 
 
 def rank_estimates(means: Sequence[tuple[int, dict[str, float | None]]]) -> Iterator[Estimate]:
-    """Yield the mean time of each phase on each rank that knows it. means: rank, and its phases in seconds."""
+    """Yield the mean time of each known phase on each rank. means: each rank with its phases in seconds."""
     for rank, phases in means:
         for phase, mean_s in phases.items():
             if mean_s is not None and mean_s > 0:
@@ -81,11 +81,11 @@ def why_no_step(job: Job) -> str:
         return "no steps seen; the program may end within its first step, use no optimizer, or replay CUDA graphs"
     if not job.common:
         return "no step was reported by all ranks"
-    return "no step is left behind those of warm-up"
+    return "all steps are warm-up"
 
 
 def _blocks(steps_s: NDArray[np.float64]) -> tuple[list[slice], str | None]:
-    """Return stretches of the steps, and why there is only one where that is so."""
+    """Return the stretches of the steps, and the reason if there is only one."""
     whole = [slice(0, len(steps_s))]
     if len(steps_s) < BLOCKS * LEAST_BLOCK:
         return whole, f"{len(steps_s)} measured steps are fewer than {BLOCKS * LEAST_BLOCK}, which make ten stretches"
@@ -93,12 +93,12 @@ def _blocks(steps_s: NDArray[np.float64]) -> tuple[list[slice], str | None]:
     blocks = [slice(begin, end) for begin, end in pairwise(ends)]
     means = [float(steps_s[block].mean()) for block in blocks]
     if _correlation(means) > MOST_CORRELATION:
-        return whole, "the step drifted over the run, so that ten stretches of it are no repetitions"
+        return whole, "the step drifted over the run, so its ten stretches are not repetitions"
     return blocks, None
 
 
 def _correlation(values: Sequence[float]) -> float:
-    """Return the correlation of values with those that follow them; 0 where all are equal."""
+    """Return the correlation of values with their successors (lag 1); 0 if all are equal."""
     middle = fmean(values)
     around = [value - middle for value in values]
     squares = sum(value * value for value in around)
@@ -112,15 +112,15 @@ def _of_blocks(
     figure: Callable[[NDArray[np.float64]], float],
     **labels: str,
 ) -> Estimate:
-    """Return the figure of all values, with the interval of the blocks' figures, widened to hold it."""
+    """Return the figure of all values, with the interval of the blocks' figures, widened to contain it."""
     of_blocks = [figure(values[block]) for block in blocks]
     return _with_middle(estimate(metric, of_blocks, **labels), figure(values))
 
 
-def _with_middle(found: Estimate, middle: float) -> Estimate:
-    low = None if found.low is None else min(found.low, middle)
-    high = None if found.high is None else max(found.high, middle)
-    return replace(found, median=middle, low=low, high=high)
+def _with_middle(interval: Estimate, middle: float) -> Estimate:
+    low = None if interval.low is None else min(interval.low, middle)
+    high = None if interval.high is None else max(interval.high, middle)
+    return replace(interval, median=middle, low=low, high=high)
 
 
 def _median(values: NDArray[np.float64]) -> float:
@@ -136,7 +136,7 @@ def _quantile(share: float) -> Callable[[NDArray[np.float64]], float]:
 
 
 def _rates(job: Job, tokens: NDArray[np.float64], blocks: Sequence[slice]) -> Iterator[Estimate]:
-    """Yield tokens per second: all tokens of a stretch over all its time, so that steps of unequal work count right."""
+    """Yield tokens per second: a stretch's total tokens over its total time, which weights unequal steps correctly."""
     times_s = [float(job.step_s[block].sum() / tokens[block].sum()) for block in blocks]
     whole_s = float(job.step_s.sum() / tokens.sum())
     for metric, devices in (
@@ -147,10 +147,10 @@ def _rates(job: Job, tokens: NDArray[np.float64], blocks: Sequence[slice]) -> It
 
 
 def _phases(job: Job, blocks: Sequence[slice], notes: list[str]) -> Iterator[Estimate]:
-    """Yield the mean step of the rank that spends most in each phase.
+    """Yield the mean time of each phase on the rank that spends most in it.
 
-    On a GPU the host only enqueues forward, backward and optimizer: their times are not those of the device, and only
-    the ranks' own table shows them.
+    On a GPU the host only enqueues forward, backward and optimizer: these times are not the device's, so only the table
+    of ranks shows them.
     """
     is_gpu = any(begin.device.startswith("cuda") for begin in job.begins)
     unknown = [name for name in PHASES if not job.known(name)]
@@ -158,7 +158,7 @@ def _phases(job: Job, blocks: Sequence[slice], notes: list[str]) -> Iterator[Est
         are = "is" if len(unknown) == 1 else "are"
         notes.append(f"{', '.join(unknown)} {are} absent: not every rank knows its time in each step")
     if is_gpu:
-        notes.append("phases of the device are absent: hosts enqueue them; a trace of torch.profiler divides a step")
+        notes.append("phases on the device are absent: hosts only enqueue them; a trace of torch.profiler shows them")
     for name in PHASES:
         if name in unknown or (is_gpu and name != "data"):
             continue
@@ -173,7 +173,7 @@ def _phases(job: Job, blocks: Sequence[slice], notes: list[str]) -> Iterator[Est
 
 
 def _memory(job: Job) -> Iterator[Estimate]:
-    """Yield the most memory of any rank; each is one number of the whole run."""
+    """Yield the most memory of any rank, one number for the whole run."""
     for account, sizes in (
         ("allocator", [attempt.peak_bytes for attempt in job.attempts]),
         ("resident", [attempt.rss_bytes for attempt in job.attempts]),

@@ -1,4 +1,4 @@
-"""The steps of a watched job: those that all ranks reported, one behind the other, without the first ones.
+"""The steps of a watched job: those that all ranks reported, in order, without warm-up and traced steps.
 
 A job's step takes as long as its slowest rank's; docs/reference/watched.md has every rule with its number.
 """
@@ -30,13 +30,13 @@ from collectors.watch.observatory_watch_window import MOST_STEPS
 from workloads.cost_models.absent import Absent
 
 WARM_UP = 10
-"""The first steps compile, fill caches and allocate; of a job of fewer than ten times as many, a tenth is left out."""
+"""First steps that are left out, since they compile, fill caches and allocate; in a short job, at most a tenth."""
 MOST_CELLS = 1_000_000
-"""Steps of all ranks together that are held at once, 80 bytes each; of longer jobs one run of so many is taken."""
+"""Most steps of all ranks together in memory, 80 bytes each; longer jobs are thinned out: see `Job.each`."""
 LEAST_STEPS = 20
-"""With fewer measured steps nothing is said of how even they are, nor of who is late."""
+"""Fewest measured steps from which even work or a late rank is judged."""
 UNEVEN_RATIO = 0.1
-"""Median deviation of the steps from their median above which a job without tokens is taken to do uneven work."""
+"""Relative median deviation of the steps above which the work of a job without tokens counts as uneven."""
 EVEN_TOKENS = 1e-6
 """Relative difference of a step's tokens from their median up to which they count as equal."""
 
@@ -45,13 +45,13 @@ EVEN_TOKENS = 1e-6
 class Job:
     """A job's ranks and its chosen steps.
 
-    files: of all ranks that have one. attempts: of each of `ranks`, the one whose steps these are. ranks: those with
-    steps, in order. restarts: how often ranks began again. number: which attempt it is, from 0.
-    step_s (steps,): of the slowest rank. rank_s: by column of `OF_A_STEP`, (ranks, steps), NaN where not known.
-    end_ns (ranks, steps): each on its own rank's clock. calls (ranks, steps): of backward.
-    common: steps that all ranks made. warm_up: how many of these are left out. each: of so many runs of eight steps one
-    is taken, as ranks write no more of a long job (`collectors.watch.observatory_watch.stride`), or for `MOST_CELLS`.
-    is_device_clock: whether `step` is by the devices' clocks.
+    files: of all ranks that have one. ranks: those with steps, in order. attempts: the chosen one of each of `ranks`.
+    restarts: how often ranks began again. number: of the chosen attempt, from 0.
+    step_s (steps,): the slowest rank's. rank_s: (ranks, steps) for each column of `OF_A_STEP`, NaN if unknown.
+    end_ns (ranks, steps): on each rank's own clock. calls (ranks, steps): calls of backward.
+    common: number of steps that all ranks made. warm_up: how many of these are left out. each: one in so many runs of
+    eight steps is used, since ranks write no more of a long job (`collectors.watch.observatory_watch.stride`), or to
+    stay below `MOST_CELLS`. is_device_clock: whether `step_s` is by the devices' clocks.
     """
 
     files: tuple[RankFile, ...]
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """Ranks that the job has, as they say."""
+        """Number of ranks in the job, as the ranks report it."""
         return max((begin.world_size for begin in self.begins), default=0)
 
     @property
@@ -89,14 +89,14 @@ class Job:
         return tokens
 
     def known(self, column: str) -> bool:
-        """Whether each rank knows this column in every step."""
+        """Whether every rank has a value of this column for every step."""
         return bool(self.rank_s[column].size) and not bool(np.isnan(self.rank_s[column]).any())
 
 
 def read_job(folder: Path) -> Job:
-    """Read the steps of a watched run's ranks; a folder of any content has an answer, be it of no step.
+    """Read the steps of a watched run's ranks; any content of the folder gives a job, possibly without steps.
 
-    Of several attempts it takes the one of which all ranks together have most steps, the later of equal ones.
+    Of several attempts it takes the one with the most steps that all ranks have; of equal ones, the later.
     """
     files = tuple(scan(rank, path) for rank, path in rank_paths(folder).items())
     attempts = max((len(file.attempts) for file in files), default=0)
@@ -111,7 +111,7 @@ def read_job(folder: Path) -> Job:
     ranks = tuple(file.rank for file in having)
     first, length = _common(chosen)
     warm_up = min(WARM_UP, length // 10)
-    if length and not first + warm_up:  # The very first step has no step before it to be timed from.
+    if length and not first + warm_up:  # The very first step cannot be timed, since no step ended before it.
         warm_up = 1
     each = stride(first + length - 1) if length else 1
     while length * len(ranks) > each * MOST_CELLS:
@@ -151,10 +151,10 @@ def read_job(folder: Path) -> Job:
 
 
 def _is_traced(numbers: NDArray[np.int64], attempts: Sequence[Attempt]) -> NDArray[np.bool_]:
-    """Return for each step whether a profiler made it slower: those of a window, the one before, and the one after."""
+    """Return for each step whether a profiler slowed it down: those of a window, the one before and the one after."""
     is_traced = np.zeros(numbers.size, dtype=np.bool_)
     for first, last in dict.fromkeys(window for attempt in attempts for window in attempt.windows):
-        if not 0 <= first <= last < min(first + MOST_STEPS, MOST_NS):  # No window of ours.
+        if not 0 <= first <= last < min(first + MOST_STEPS, MOST_NS):  # Not a window of ours.
             continue
         is_traced |= (numbers >= first - 1) & (numbers <= last + 1)
     return is_traced
@@ -165,7 +165,7 @@ def _common_length(files: Sequence[RankFile], number: int) -> int:
 
 
 def _common(attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """Return the number of the first step that all have, and how many there are; those without a step do not count."""
+    """Return the first step that all attempts have, and how many they share; attempts without steps are ignored."""
     spans = [(each.first, each.last) for each in attempts if each.first is not None and each.last is not None]
     if not spans:
         return 0, 0
@@ -174,7 +174,7 @@ def _common(attempts: Sequence[Attempt]) -> tuple[int, int]:
 
 
 def work_of(job: Job) -> tuple[Work, str]:
-    """Return whether the steps do equal work, as far as tokens or times tell, and by what that is judged."""
+    """Return whether the steps do equal work, judged by tokens, else by times, and the reason."""
     tokens = job.tokens
     if not isinstance(tokens, Absent):
         middle = float(np.median(tokens))
@@ -194,7 +194,7 @@ def work_of(job: Job) -> tuple[Work, str]:
 
 
 def phase_means(job: Job, index: int) -> dict[str, float | None]:
-    """Return the mean time of each phase on one of the job's ranks; None of what it does not know in every step."""
+    """Return the mean seconds of each phase on one of the job's ranks; None for a phase that some step lacks."""
     of_rank = {name: job.rank_s[name][index] for name in PHASES}
     return {
         name: float(column.mean()) if column.size and not np.isnan(column).any() else None
@@ -203,6 +203,6 @@ def phase_means(job: Job, index: int) -> dict[str, float | None]:
 
 
 def middle(values: NDArray[np.float64]) -> float | None:
-    """Return the median of what is known; None where nothing is."""
+    """Return the median of the known values; None if there are none."""
     known = [float(value) for value in values if not np.isnan(value)]
     return median(known) if known else None

@@ -1,9 +1,9 @@
-"""Which rank of a watched job holds up the others, and in which phase, from the times that ranks took by their hosts.
+"""Which rank of a watched job holds up the others, and in which phase, from the phase times that hosts measured.
 
-Ranks wait for each other inside of phases (DDP's in backward, FSDP2's in forward and backward), so a long phase may be
-work or waiting. What tells them apart is when a rank leaves the phase: one that is late leaves it last, and lost the
-time in it; one that waited was ahead before and leaves it with the others. A rank that is late where the others wait
-within the same phase is as long in it as they are: nothing of this shows it, and the verdict is unsure.
+Ranks wait for each other inside phases (DDP's in backward, FSDP2's in forward and backward), so a long phase may be
+work or waiting. The time at which a rank leaves the phase separates the two: a late rank leaves it last and lost the
+time in it; a rank that waited was ahead before and leaves it with the others. If a rank is late in the same phase in
+which the others wait, all ranks are equally long in it: these times cannot show it, and the verdict is unsure.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bench.results.watched.rank_files import PHASES
 LATE_RATIO = 0.05
 """Share of the median step by which a rank must be later than all others to be named."""
 LEAST_LATE_S = 0.0005
-"""Less than half a millisecond is what a host's scheduler does."""
+"""Shorter delays may come from a host's scheduler."""
 BLOCKS, LEAST_BLOCKS = 10, 9
-"""The steps are judged in so many blocks, and in so many of these the rank must be late by half of what is asked."""
+"""The steps are split into this many blocks; in at least so many, the rank must be late by half the required time."""
 RIVAL_RATIO = 0.5
-"""A second rank that is late by this share of the first one's time makes the first one unsure."""
+"""If a second rank is late by at least this share of the first one's delay, no rank is named."""
 OVERLAP_RATIO = -0.02
-"""Share of a step by which its phases may be longer than it, by the resolution of clocks; below this they overlap."""
+"""Lowest share of a step outside of its phases: clock resolution can make it negative; below this, phases overlap."""
 _MAY_WAIT_BEFORE = ("forward", "backward")
-"""Phases that an accumulated gradient repeats: waiting of one microbatch may come before the work of the next."""
+"""Phases that gradient accumulation repeats: one microbatch may wait before the next one works."""
 _INSIDE = (
     "a rank that is late where ranks wait for each other, as inside backward, does not show in these times; a trace of"
     " torch.profiler shows it"
@@ -38,7 +38,7 @@ _INSIDE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """late_s: the median over steps. is_open: whether waiting could look the same."""
+    """A rank that may be late. late_s: median over steps. is_open: whether waiting would look the same."""
 
     rank: int
     phase: str
@@ -47,12 +47,12 @@ class _Candidate:
 
 
 def find_late(job: Job) -> Late:
-    """Return who holds up the others in a median step, or why nobody can be named.
+    """Return the rank that holds up the others in the median step, or why no rank can be named.
 
-    A rank is compared with the others of its host, whose clock they share. It is named for a phase if, in the median
-    step, it leaves the phase later than each of them, wherever in the step the time outside of the phases lies; if it
-    spends more time in the phase than each of them by as much; if that is `LATE_RATIO` of the step or more; and if it
-    holds in nearly all of ten stretches of the steps.
+    A rank is compared with the others on its host, which share its clock. It is named for a phase if, in the median
+    step, it leaves the phase later than each of them, wherever the time outside of the phases lies in the step; if it
+    also spends more time in the phase than each of them; if both differences are at least `LATE_RATIO` of the step; and
+    if half of that holds in nearly all of ten stretches of the steps.
     """
     if (why := _why_not(job)) is not None:
         return Late(verdict="unsure", reason=why)
@@ -95,15 +95,15 @@ def find_late(job: Job) -> Late:
 
 
 def _why_not(job: Job) -> str | None:
-    """Return why nothing can be said of the job's ranks; None where it can."""
+    """Return why the job's ranks cannot be judged; None if they can."""
     if not job.ranks:
         return "no rank reported steps"
     if job.world_size == 1:
         return "one rank waits for no other"
     if len(job.ranks) < 2:
-        return f"{len(job.ranks)} of {job.world_size} ranks reported steps, and none can be held against another"
+        return f"{len(job.ranks)} of {job.world_size} ranks reported steps, too few to compare"
     if len(job.step_s) < LEAST_STEPS:
-        return f"{len(job.step_s)} measured steps are too few; it takes {LEAST_STEPS}"
+        return f"{len(job.step_s)} measured steps are too few; {LEAST_STEPS} are needed"
     if missing := [name for name in ("step", *PHASES) if not job.known(name)]:
         return (
             f"not every rank knows its times of {', '.join(missing)} in each step; a trace of torch.profiler shows who"
@@ -116,7 +116,7 @@ def _why_not(job: Job) -> str | None:
 
 
 def _hosts(job: Job) -> Iterator[list[int]]:
-    """Yield the places in `job.ranks` of ranks that share a host, and so a clock; only where there are two or more."""
+    """Yield the indices into `job.ranks` of each host's ranks, which share a clock; only hosts with two or more."""
     hosts: dict[str, list[int]] = {}
     for place, begin in enumerate(job.begins):
         hosts.setdefault(begin.host, []).append(place)
@@ -126,10 +126,10 @@ def _hosts(job: Job) -> Iterator[list[int]]:
 def _candidates(job: Job, places: Sequence[int], step_s: float) -> Iterator[_Candidate]:
     """Yield each rank of a host that is late in a phase.
 
-    All arrays are (ranks, steps), in seconds. Example with two ranks of DDP, of which rank 1 loads data for 3 ms
-    longer: both begin at 0; after data they are at 1 and 4, so that rank 1 is last by 3 and lost 3 in it; forward adds
-    2 to both, where rank 1 is still last but lost nothing; backward takes rank 0 until 11 and rank 1 until 11, so that
-    rank 0 was 3 longer in it, but is not last.
+    All arrays are (ranks, steps), in seconds. Example with two ranks of DDP, where rank 1 loads data for 3 ms longer:
+    both begin at 0 ms; after data they are at 1 and 4, so rank 1 is last by 3 and lost 3 in data; forward adds 2 to
+    both, so rank 1 is still last but lost nothing; both end backward at 11, so rank 0 spent 3 more in it, but is not
+    last.
     """
     phases = [job.rank_s[name][places] for name in PHASES]
     steps = job.rank_s["step"][places]
@@ -141,7 +141,7 @@ def _candidates(job: Job, places: Sequence[int], step_s: float) -> Iterator[_Can
     least_s = max(LATE_RATIO * step_s, LEAST_LATE_S)
     for name, phase in zip(PHASES, phases, strict=True):
         at = at + phase
-        # Time outside of the phases (logging, reading the loss, clipping) may lie before this phase or after it.
+        # Time outside of the phases (logging, reading the loss, clipping) may fall before or after this phase.
         last_by = np.minimum(_over_others(at), _over_others(at + rest))
         lost = np.minimum(last_by, _over_others(phase))
         for row, place in enumerate(places):
@@ -161,7 +161,7 @@ def _over_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _is_lasting(values: NDArray[np.float64], least: float) -> bool:
-    """Whether the median of nearly all stretches of the steps is so large."""
+    """Whether the median is at least this large in `LEAST_BLOCKS` of `BLOCKS` stretches of the steps."""
     medians = [float(np.median(block)) for block in np.array_split(values, BLOCKS)]
     return sum(value >= least for value in medians) >= LEAST_BLOCKS
 

@@ -1,4 +1,4 @@
-"""The newest steps of a watched job's ranks while it runs, as a job whose late rank can be named."""
+"""The newest steps of a running watched job, as a `Job` in which `find_late` can name a late rank."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DECODER = msgspec.json.Decoder(Steps)
 
 
 class NewestSteps:
-    """The last steps that one rank wrote. most: how many. begin: its begin line, None before it was read."""
+    """The last steps that one rank wrote. most: how many to hold. begin: its begin line; None before it was read."""
 
     def __init__(self, most: int) -> None:
         self.begin: Begin | None = None
         self.of_number: deque[tuple[int, int, dict[str, float], float]] = deque(maxlen=most)
 
     def take(self, text: bytes) -> Steps | None:
-        """Add the steps of a line, and return them; nothing of one that is not whole."""
+        """Add the steps of a line, and return them; None if the line is malformed."""
         try:
             line = _DECODER.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -46,7 +46,7 @@ def _value(column: Sequence[float | None] | None, place: int) -> float:
 
 
 def newest_job(ranks: Sequence[NewestSteps]) -> Job:
-    """Return the newest steps that all ranks have, as a job; without any where a rank has not begun."""
+    """Return the newest steps that all ranks have, as a job; ranks without a begin line are left out."""
     known = [(rank, rank.begin) for rank in ranks if rank.begin is not None]
     by_number = [{step[0]: step[1:] for step in rank.of_number} for rank, _ in known]
     common = sorted(set.intersection(*map(set, by_number))) if by_number else []

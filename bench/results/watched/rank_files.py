@@ -1,7 +1,7 @@
-"""The files of a watched run's ranks: what each process reported, and its steps as columns.
+"""Reads the files of a watched run's ranks: what each process reported, and its steps as columns.
 
-The user's process wrote them and may have died at any byte, so every line is checked, and what cannot be used is left
-out with a line that says so. Knows nothing of what is computed from steps.
+The user's process writes them and may die at any byte, so every line is checked, and unusable lines are left out with
+a line that says so. Computes no figures from the steps.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from collectors.watch.observatory_watch import RUN
 
 VERSION = 1
 LONGEST_LINE = 8 << 20
-"""Bytes of a line that is still read: the hook's lines of some hundred steps have some ten thousand."""
+"""Most bytes of a line that is read; the hook's lines of some hundred steps have about ten thousand."""
 MOST_PROBLEMS = 5
-"""Lines on what is wrong with one file; the rest is counted."""
+"""Most lines on the problems of one file; further problems are counted."""
 MOST_RANKS = 1 << 20
 MOST_NS = 2**60
-"""A time above this is no time: 36 years."""
+"""Times from here on (36 years) are invalid."""
 PHASES = ("data", "forward", "backward", "optimizer")
-"""In the order in which a step has them."""
+"""In the order of a step."""
 OF_A_STEP = ("step", "device", *PHASES, "own", "tokens")
 _FILE = re.compile(r"watch_rank(0|[1-9][0-9]{0,6})\.jsonl", re.ASCII)
 
@@ -38,7 +38,7 @@ Numbers = list[Whole] | None
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="begin"):
-    """A rank's process begins to report; the last line that one wrote is its own, not another process's."""
+    """First line of a rank's process; the lines up to the next one of this kind belong to it."""
 
     version: int
     rank: int
@@ -60,9 +60,9 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="be
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="steps"):
-    """A batch of steps that followed each other; every list has an entry for each, or is null.
+    """A batch of consecutive steps; every list has an entry for each step, or is null.
 
-    backward_calls: calls of `torch.autograd.backward` in the step; more than one is an accumulated gradient.
+    backward_calls: calls of `torch.autograd.backward` in the step; more than one means gradient accumulation.
     peak_bytes, reserved_bytes, peak_reserved_bytes: of torch's caching allocator. rss_bytes: of the process.
     """
 
@@ -85,7 +85,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="st
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="note"):
-    """One plain line of the hook."""
+    """A plain line of text from the hook."""
 
     text: str
 
@@ -99,7 +99,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="w
 
 
 class Still(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="still"):
-    """The rank stands still: no step and no batch for so long. See `bench.results.watched.still.StillRank`."""
+    """The rank stands still: no step and no batch for `still_ns`. See `bench.results.watched.still.StillRank`."""
 
     unix_s: float
     still_ns: int
@@ -111,14 +111,14 @@ class Still(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="st
 
 
 class Active(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="active"):
-    """The rank ends no step, and loads batches, as in an evaluation. monotonic_ns: when it last did."""
+    """The rank is active but writes no steps, as in an evaluation. monotonic_ns: time of its last activity."""
 
     monotonic_ns: int
     steps: int = 0
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="quantiles"):
-    """Steps of a minute, of which only quantiles are kept; see `bench.results.watched.compact`."""
+    """Steps of a minute or more, replaced by quantiles; see `bench.results.watched.compact`."""
 
     rule: str
     first: int
@@ -133,7 +133,7 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end"):
-    """The rank's process ended as it should."""
+    """The rank's process ended normally."""
 
     unix_s: float = 0.0
     steps: int = 0
@@ -147,11 +147,11 @@ _LINE: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 class Attempt:
     """What one process of a rank reported, without its steps.
 
-    steps: how many usable ones. first, last: the numbers of the first and last. rules: what found its steps.
-    peak_bytes, peak_reserved_bytes, rss_bytes: the most of any batch. notes: the hook's.
-    windows: numbers of traced steps, first and last.
+    steps: number of usable steps. first, last: their first and last number. rules: what ended its steps.
+    peak_bytes, peak_reserved_bytes, rss_bytes: the largest of any batch. notes: the hook's.
+    windows: first and last number of the traced steps of each window.
     still: the last time that it stood still. has_gone_on: whether a step came after that, or the process ended.
-    has_ended: whether it said so; else its process died, or still runs.
+    has_ended: whether it wrote an end line; if not, its process died or still runs.
     """
 
     begin: Begin
@@ -171,7 +171,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFile:
-    """A rank's file. attempts: of its processes, oldest first. problems: what of it was left out, and why."""
+    """A rank's file. attempts: one for each process, oldest first. problems: what was left out of it, and why."""
 
     rank: int
     path: Path
@@ -183,8 +183,8 @@ class RankFile:
 class Columns:
     """Chosen steps of one rank, in order; each column has an entry for each step.
 
-    numbers: of the steps. end_ns: on the rank's monotonic clock. seconds: by name of `OF_A_STEP`, NaN where it is not
-    known; tokens are counts. calls: of backward; NaN where not known.
+    numbers: of the steps. end_ns: on the rank's monotonic clock. seconds: a column for each name of `OF_A_STEP`, NaN if
+    unknown; tokens are counts. calls: calls of backward; NaN if unknown.
     """
 
     numbers: NDArray[np.int64]
@@ -194,13 +194,13 @@ class Columns:
 
 
 def rank_paths(folder: Path) -> dict[int, Path]:
-    """Return the ranks' files in the folder, by rank."""
-    found = {int(match[1]): path for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))}
-    return dict(sorted(found.items()))
+    """Return the ranks' files in the folder, ordered by rank."""
+    paths = {int(match[1]): path for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))}
+    return dict(sorted(paths.items()))
 
 
 def scan(rank: int, path: Path) -> RankFile:
-    """Return what a rank's file reports, without its steps; a file of any content has an answer."""
+    """Return what a rank's file reports, without its steps; any content gives a result."""
     attempts: list[Attempt] = []
     problems = _Problems(path.name)
     for line in _lines(path, problems):
@@ -251,9 +251,9 @@ def _take(
 
 
 def read_columns(file: RankFile, attempt: int, *, first: int, each: int) -> Columns:
-    """Return the steps of one of the file's attempts from number `first` on, one run of `RUN` in each so many.
+    """Return the steps of one attempt from number `first` on: one in `each` runs of `RUN` steps.
 
-    Memory grows with the steps that are chosen, not with those in the file.
+    Memory grows with the chosen steps, not with those in the file.
     """
     numbers, ends = array("q"), array("q")  # 8 bytes each; a list of a million floats would take 32 MB.
     values = {name: array("d") for name in (*OF_A_STEP, "calls")}
@@ -292,7 +292,7 @@ def _list_of(line: Steps, name: str) -> Sequence[float | None] | None:
 
 
 def _unusable(line: Steps, last: int | None) -> str | None:
-    """Return why a batch of steps is not used; None where it is. last: number of the last step before it."""
+    """Return why a batch of steps cannot be used; None if it can. last: number of the last step before it."""
     length = len(line.end_ns)
     columns = {name: _list_of(line, name) for name in OF_A_STEP} | {"backward_calls": line.backward_calls}
     if not length:
@@ -318,7 +318,7 @@ def _most(*values: int | None) -> int | None:
 
 
 class _Problems:
-    """Lines on what is wrong with a file, at most `MOST_PROBLEMS`."""
+    """Lines on the problems of a file, `MOST_PROBLEMS` at most."""
 
     def __init__(self, name: str) -> None:
         self._name, self._lines, self._number = name, dict[str, None](), 0
@@ -330,13 +330,13 @@ class _Problems:
             self._lines[f"{self._name}: {text}"] = None
 
     def lines(self) -> tuple[str, ...]:
-        """Return the lines, and how many more there would be."""
+        """Return the lines, and a line with the number of further problems."""
         more = self._number - len(self._lines)
         return (*self._lines, *([f"{self._name}: {more} more lines like these"] if more else []))
 
 
 def _lines(path: Path, problems: _Problems) -> Iterator[Line]:
-    """Yield the lines of a file that can be read; a last one without its end is a write that was cut off."""
+    """Yield the readable lines of a file; a last line without a newline is a write that was cut off."""
     try:
         file: IO[bytes] = open_to_read(path)
     except OSError as error:
@@ -348,7 +348,7 @@ def _lines(path: Path, problems: _Problems) -> Iterator[Line]:
             number += 1
             if not data.endswith(b"\n"):
                 if len(data) < LONGEST_LINE:
-                    problems.add(f"line {number} is cut off, as of a process that died while it wrote")
+                    problems.add(f"line {number} is cut off; its process probably died while writing")
                     return
                 problems.add(f"line {number} is longer than {LONGEST_LINE >> 20} MiB")
                 while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
@@ -361,7 +361,7 @@ def _lines(path: Path, problems: _Problems) -> Iterator[Line]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a rank's file that can be read, unchecked."""
+    """Yield the readable lines of a rank's file, without checking their values."""
     return _lines(path, _Problems(path.name))
 
 
@@ -371,12 +371,12 @@ def hosts_of(begins: Sequence[Begin]) -> tuple[str, ...]:
 
 
 def device_words(begins: Sequence[Begin]) -> str | None:
-    """Return the GPUs that the ranks use, as `Machine.hardware` has it: "8 x NVIDIA H100"; None on a CPU.
+    """Return the GPUs that the ranks use, in the words of `Machine.hardware`: "8 x NVIDIA H100"; None on a CPU.
 
-    A GPU that several ranks share counts once, as far as its UUID is known.
+    A GPU that several ranks share counts once; without a UUID, its host and device identify it.
     """
     names: dict[Any, str] = {
-        begin.device_uuid or (begin.host, begin.device): begin.device_name or "a GPU that is not named"
+        begin.device_uuid or (begin.host, begin.device): begin.device_name or "unnamed GPU"
         for begin in begins
         if begin.device.startswith("cuda")
     }

@@ -1,7 +1,7 @@
 """A watched run from the files in its folder: its case, its figures and its details.
 
-The case has what tells series apart: the name, the ranks, their groups, the versions and the declared tags. Anything
-else of a program of one's own, for example its model or its precision, is not known.
+The case has what separates series: the name, the ranks, their groups, the versions and the declared tags. Everything
+else about the user's program, for example its model or precision, is unknown.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ WATCH_FILE = "watch.json"
 VERSION = 1
 MOST_BYTES = 1 << 20
 NAMED = 16
-"""Of ranks that are missing, or ended without a word, so many are named."""
+"""Most ranks that are named if they are missing or ended without an end line."""
 MOST_NOTES = 20
 LONGEST_LAYOUT = 120
 
 
 class WatchFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of watch.json, which the runner writes before the command starts, and once more at its end.
+    """The content of watch.json, which the runner writes before the command starts, and again at its end.
 
-    store, slot: as in `bench.store.run_dir.CaseFile`. exit_code, signal: of the command; end_unix_s: None until then.
+    store, slot: as in `bench.store.run_dir.CaseFile`. exit_code, signal: of the command. end_unix_s: None before.
     """
 
     version: int
@@ -63,11 +63,11 @@ class WatchFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedRun:
-    """What the files of a watched run say.
+    """The content of a watched run's files.
 
     hardware: of the ranks' GPUs, in the words of `Machine.hardware`; None on a CPU. torch: the ranks' version.
-    step_spreads: of the stretches that the estimates' trials are. is_measured: whether any figure is there.
-    died: ranks whose process ended without a word.
+    step_spreads: of the stretches that stand in for trials. is_measured: whether there is any figure.
+    died: ranks whose process left no end line.
     """
 
     file: WatchFile
@@ -84,7 +84,7 @@ class WatchedRun:
 
 
 def is_watched(folder: Path) -> bool:
-    """Whether the folder is a watched run's."""
+    """Whether the folder belongs to a watched run."""
     return (folder / WATCH_FILE).is_file()
 
 
@@ -92,7 +92,7 @@ def read_watch_file(folder: Path) -> WatchFile:
     """Read watch.json of a run's folder.
 
     Raises:
-        Misuse: it cannot be read, or a newer version wrote it.
+        Misuse: the file cannot be read, or a newer version wrote it.
     """
     path = folder / WATCH_FILE
     try:
@@ -108,7 +108,7 @@ def read_watch_file(folder: Path) -> WatchFile:
 
 
 def first_case(folder: Path) -> Case:
-    """Return the case of a watched run whose ranks may still be at work, from the first rank that reports.
+    """Return the case of a watched run that may still be active, from the first rank that has reported.
 
     Raises:
         Misuse: watch.json cannot be read, or no rank has begun.
@@ -121,9 +121,9 @@ def first_case(folder: Path) -> Case:
 
 
 def read_run(folder: Path, *, is_active: bool = False) -> WatchedRun:
-    """Read all files of a watched run; ranks that left none, died or wrote half a line are notes, not errors.
+    """Read all files of a watched run; ranks that left no file, died or wrote half a line give notes, not errors.
 
-    is_active: its command still runs, so that no rank is taken to have died.
+    is_active: whether its command still runs, so that no rank counts as died.
 
     Raises:
         Misuse: watch.json cannot be read.
@@ -209,14 +209,14 @@ def _rank(job: Job, place: int, means: dict[str, float | None]) -> WatchedRank:
 
 
 def _stills(job: Job) -> Iterator[StillRank]:
-    """Yield where each rank stood, also of those that wrote no step before."""
+    """Yield where each rank stood, including ranks that wrote no step before."""
     for file in job.files:
         if file.attempts and (still := _still(file.rank, file.attempts[-1])) is not None:
             yield still
 
 
 def _still(rank: int, attempt: Attempt) -> StillRank | None:
-    """Return where a rank stood the last time that no step came; None where steps came again before its limit."""
+    """Return where a rank stood the last time that steps stopped; None if steps resumed before its limit."""
     if attempt.still is None:
         return None
     still = StillRank.of(rank, attempt.still, has_gone_on=attempt.has_gone_on)
@@ -244,7 +244,7 @@ def _case(file: WatchFile, begins: Sequence[Begin], *, steps: int, warm_up: int)
         seed=0,
         options={
             "name": file.name,
-            "groups": layout(begins[0].groups if begins else ()),  # Those of the first rank tell layouts apart.
+            "groups": layout(begins[0].groups if begins else ()),  # One rank's groups suffice to separate layouts.
             "backend": backend,
             "torch": _shared(begin.torch for begin in begins) or "unknown",
             "python": python,
@@ -255,16 +255,17 @@ def _case(file: WatchFile, begins: Sequence[Begin], *, steps: int, warm_up: int)
 
 
 def _nodes(begins: Sequence[Begin]) -> int:
-    """Return how many nodes a job has: by how many ranks share the first one's, else by the names of hosts."""
+    """Return the number of nodes: from the local world size of the first rank, else from the host names."""
     if begins and (local := begins[0].local_world_size):
         return max(1, -(-begins[0].world_size // max(1, local)))
     return max(1, len(hosts_of(begins)))
 
 
 def layout(groups: Iterable[Sequence[int]]) -> str:
-    """Return the process groups in a few words, equal for equal layouts: "0-3 4-7 0,4"; a hash where it is too long.
+    """Return the process groups in a few words, equal for equal layouts; a hash if they are too long.
 
-    Example: the groups of a mesh of 2 x 2 are "0-1 2-3 0-2/2 1-3/2", with the stride after the slash.
+    Example: the groups of a mesh of 2 x 2 give "0-1 0-2/2 1-3/2 2-3", with the stride after the slash; groups without
+    a single stride list their ranks: "0,1,3".
     """
     unique = sorted({tuple(sorted(set(group))) for group in groups if group}, key=lambda each: (-len(each), each))
     words = " ".join(_range(group) for group in unique)
@@ -284,12 +285,12 @@ def _range(group: Sequence[int]) -> str:
 
 
 def _shared(words: Iterable[str | None]) -> str | None:
-    """Return what all ranks say; each once where they differ, None where none says anything."""
+    """Return the value that all ranks share; if they differ, each one once, joined by "+"; None if none is known."""
     return "+".join(dict.fromkeys(word for word in words if word)) or None
 
 
 def _notes(job: Job, details: WatchedDetails, absent: Sequence[str], died: Sequence[int]) -> Iterator[str]:
-    """Yield what a reader of the figures must know, and what is absent with its reason."""
+    """Yield what a reader of the figures must know, and which figures are absent and why."""
     yield from absent
     if details.missing:
         named = ", ".join(map(str, details.missing_ranks)) + (", ..." if details.missing > NAMED else "")
@@ -299,11 +300,11 @@ def _notes(job: Job, details: WatchedDetails, absent: Sequence[str], died: Seque
         named = ", ".join(map(str, died[:NAMED])) + (", ..." if len(died) > NAMED else "")
         yield f"{plural(len(died), 'rank')} ended without an end line, so the last steps may be missing: {named}"
     if job.restarts:
-        yield (f"ranks began {job.restarts + 1} times; figures show attempt {job.number + 1}, which has most steps")
+        yield (f"ranks began {job.restarts + 1} times; figures show attempt {job.number + 1}, which has the most steps")
     if job.each > 1:
         yield (
-            f"figures rest on {len(job.step_s):,} of {job.common:,} steps, evenly spread over the job: {RUN} of each"
-            f" {RUN * job.each:,}, as ranks write no more of a long job"
+            f"figures rest on {len(job.step_s):,} of {job.common:,} steps, evenly spread over the job: {RUN} in each"
+            f" {RUN * job.each:,}, since ranks write no more of a long job"
         )
     if job.warm_up:
         yield f"the first {plural(job.warm_up, 'step')} are warm-up, and in no figure"

@@ -1,7 +1,7 @@
-"""Where the ranks of a watched job stood when no step came any more, and which of them the others waited for.
+"""Where the ranks of a watched job stood when steps stopped, and which rank the others waited for.
 
-Ranks wait for the one that is behind: it has ended fewer steps, called backward less often in this one, or is in an
-earlier phase. Where all are equally far, the times tell nothing and nobody is named; their Flight Records may.
+Ranks wait for the one that is behind: it has ended fewer steps, completed fewer calls of backward in this step, or is
+in an earlier phase. If several are equally far behind, no rank is named; their Flight Records may show it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from bench.errors import plural
 from bench.results.watched.rank_files import Still
 
 ORDER = ("data", "before backward", "backward", "after backward", "optimizer")
-"""Phases as a step has them."""
+"""Phases in the order in which a step passes through them."""
 SHOWN = 3
-"""Ranks that are named with their places."""
+"""Ranks whose places are listed if none is behind."""
 LONGEST_PLACE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StillRank:
-    """Where one rank stood. still_s: since its last step or batch. limit_s: above which its job counts as stalled.
+    """Where one rank stood. still_s: time since its last step or batch. limit_s: from it on, its job counts as stalled.
 
-    steps: it had ended. phase: of `ORDER`. where: the innermost line of the script; None where no line is its.
-    has_gone_on: whether a step came afterwards, or the process ended by itself.
+    steps: number that it had ended. phase: one of `ORDER`. where: the innermost line of the script; None if unknown.
+    has_gone_on: whether a step came afterwards, or the process ended normally.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class StillRank:
 
     @classmethod
     def of(cls, rank: int, line: Still, *, has_gone_on: bool = False) -> StillRank:
-        """Return what a rank wrote."""
+        """Return the place from a rank's line."""
         return cls(
             rank=rank,
             still_s=1e-9 * line.still_ns,
@@ -52,12 +52,12 @@ class StillRank:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether it stood still for longer than its job usually does."""
+        """Whether it stood still for its job's limit or longer."""
         return self.still_s >= self.limit_s
 
 
 def behind(ranks: Iterable[StillRank], *, world_size: int) -> StillRank | None:
-    """Return the rank that all others wait for; None where several are as far behind, or not every rank said where."""
+    """Return the rank that all others wait for; None if several are equally far behind, or a rank did not report."""
     ordered = sorted(ranks, key=_position)
     if len(ordered) < max(2, world_size) or _position(ordered[0]) == _position(ordered[1]):
         return None
@@ -66,7 +66,7 @@ def behind(ranks: Iterable[StillRank], *, world_size: int) -> StillRank | None:
 
 def _position(rank: StillRank) -> tuple[int, int, int]:
     order = ORDER.index(rank.phase) if rank.phase in ORDER else 1
-    # A backward that was called and has not ended is a call less than one that has.
+    # A call of backward that has not ended does not count.
     return rank.steps, rank.backward_calls - (rank.phase == "backward"), order
 
 
@@ -77,7 +77,7 @@ def place_words(rank: StillRank) -> str:
 
 
 def still_words(ranks: Mapping[int, StillRank], *, world_size: int) -> str:
-    """Return where the ranks stand, in a few words: the one that is behind, else some of them."""
+    """Return where the ranks stand, in a few words: the rank that is behind, else the first few."""
     named = behind(ranks.values(), world_size=world_size)
     if named is not None:
         return f"{place_words(named)}; {plural(len(ranks) - 1, 'other rank')} ahead"

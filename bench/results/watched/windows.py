@@ -1,7 +1,8 @@
-"""Windows of a watched run as its folder keeps them: what was asked for, and what the joined traces said.
+"""Reads the windows in a watched run's folder: the steps that the ranks agreed on, and the results of joined traces.
 
-`windows/<number>/` holds `window.json`, which rank 0 writes when the ranks have agreed or cannot, each rank's trace, or
-why it has none, until they are joined, and then `result.json`. `bench.analysis.traces.watched_window` joins them.
+`windows/<number>/` holds `window.json`, which rank 0 writes when the ranks have agreed or cannot agree; until the
+traces are joined, each rank's trace or why it has none; then `result.json`. `bench.analysis.traces.watched_window`
+joins them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from collectors.watch.observatory_watch_window import FOLDER, REQUEST
 T = TypeVar("T")
 RESULT = "result.json"
 MOST_BYTES = 8 << 20
-"""Of a file that is read."""
+"""Most bytes of a file that are read."""
 MOST_WINDOWS = 20
-"""Windows that a run's summary has; the newest of more."""
+"""Newest windows that a run's summary holds."""
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of window.json. first, last: numbers of the steps. dropped: why there is none."""
+    """The content of window.json. first, last: numbers of the agreed steps. dropped: why none were agreed."""
 
     id: int
     steps: int
@@ -38,15 +39,15 @@ class Agreed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Missed(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of rank<k>.missed. why: the rank traced nothing."""
+    """The content of rank<k>.missed. why: the reason that the rank traced nothing."""
 
     why: str
 
 
 class RankPhases(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of rank<k>.phases.json: begins and ends in Unix nanoseconds of the rank's host.
+    """The content of rank<k>.phases.json: begins and ends in Unix nanoseconds by the clock of the rank's host.
 
-    steps: of the traced ones. phases: by name. cost_ns: time that the profiler took the rank outside of these steps.
+    steps: the traced steps. phases: by name. cost_ns: time for agreeing and the profiler outside of these steps.
     """
 
     steps: list[tuple[int, int]] = []
@@ -65,7 +66,7 @@ class WindowFolder:
 
 
 def window_folders(run: Path) -> list[WindowFolder]:
-    """Return the windows of a run's folder, oldest first; files of any content have an answer."""
+    """Return the newest `MOST_WINDOWS` windows of a run's folder, oldest first; unreadable files count as absent."""
     return [window_folder(run, number) for number in window_numbers(run)[-MOST_WINDOWS:]]
 
 
@@ -86,12 +87,12 @@ def window_folder(run: Path, number: int) -> WindowFolder:
 
 
 def traced_windows(run: Path) -> tuple[TracedWindow, ...]:
-    """Return what the joined windows of a run said, oldest first."""
+    """Return the results of a run's newest windows, oldest first."""
     return tuple(each.result for each in window_folders(run) if each.result is not None)
 
 
 def missed(window: WindowFolder) -> dict[int, str]:
-    """Return why ranks have no trace of a window, by rank."""
+    """Return why a rank has no trace of a window, by rank."""
     return {
         int(rank): read.why
         for path in window.path.glob("rank*.missed")
@@ -100,7 +101,7 @@ def missed(window: WindowFolder) -> dict[int, str]:
 
 
 def phases_of(window: WindowFolder, rank: int) -> RankPhases:
-    """Return the times of a rank's phases; none where its file cannot be read."""
+    """Return the times of a rank's phases, empty if its file cannot be read."""
     return _read(window.path / f"rank{rank}.phases.json", RankPhases) or RankPhases()
 
 

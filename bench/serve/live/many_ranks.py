@@ -115,7 +115,7 @@ class ShownRanks:
         self._chosen: dict[str, list[str]] = {}
 
     def choose(self, reasons: Mapping[str, Mapping[str, float]], ranks: Collection[str]) -> frozenset[str]:
-        """Return the chosen ranks, and the lowest and the highest rank. reasons: for each, values by rank."""
+        """Return the chosen ranks, and the first and the last rank. reasons: for each, values by rank."""
         for reason, values in reasons.items():
             before = self._chosen.get(reason, ())
 

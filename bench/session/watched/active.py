@@ -1,4 +1,4 @@
-"""Watched jobs that run now, found by name or by the id of their run, and what is known of one so far."""
+"""Finds active watched runs by name, id or folder, and summarises one so far."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _RUN = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{6}")
 
 
 def active_summary(text: str, runs: Path) -> Summary | None:
-    """Return what is known so far of the watched run that this text names and that still runs; None where none does.
+    """Return the summary so far of the active watched run that the text names; None if there is none.
 
-    text: the path of the run's folder, its id, the beginning of it, or the job's name, which means its newest run.
+    text: the path of the run's folder, its id or the beginning of it, or the job's name, which means its newest run.
 
     Raises:
-        Misuse: several runs' ids begin so, or no process of the run has reported yet.
+        Misuse: several runs' ids begin with the text, or no process of the run has reported yet.
     """
     if Path(text).is_dir():
         folder = Path(text).absolute()
@@ -48,7 +48,7 @@ def running_job(name: str, runs: Path) -> Path:
     """Return the folder of the newest run of this name that is watched now.
 
     Raises:
-        Misuse: none is, or it belongs to another user.
+        Misuse: no such run is active, or it belongs to another user.
     """
     folders = _folders(runs)
     named = [path for path in folders if _name_of(path) == name]

@@ -1,4 +1,4 @@
-"""A command as a child that does not notice us: same streams, same terminal, same signals, same exit code."""
+"""Runs a command transparently as a child: same streams, same terminal, same signals, same exit code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BEAT_S = 1.0
 _PASSED_ON = frozenset(
     {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM}
 )
-"""Signals that the child gets from us. Ctrl-Z is not one: a terminal stops both, and `fg` continues both."""
+"""Signals that we pass on to the child. Not Ctrl-Z: the terminal stops both processes, and `fg` continues both."""
 _OF_KERNEL = 0
-"""Sender of a signal that the terminal makes: it goes to all processes in the foreground, so the child has it."""
+"""Sender of a signal from the terminal, which goes to all foreground processes, so the child gets it as well."""
 SHELL_SIGNAL = 128
 GROUP_S = 0.5
-"""Time in which the witness says that a signal came to the whole process group."""
+"""Longest wait for the witness to report that a signal went to the whole process group."""
 
 
 def run_child(
@@ -32,24 +32,24 @@ def run_child(
     umask: int | None = None,
     on_beat: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run a command to its end and return its code; a negative one is the signal that ended it.
+    """Run a command to its end and return its exit code; -n if signal n ended it.
 
-    It gets our streams and open files, and each signal that only we get: one to the whole process group, as `timeout`
-    sends it, reaches the child by itself. umask: of the child; None: as ours.
-    on_beat: called about once a second meanwhile.
+    The child gets our streams and open files, and each signal that only we receive; a signal to the whole process
+    group, as from `timeout`, reaches it directly.
+    umask: of the child; None keeps ours. on_beat: called about once a second.
 
     Raises:
-        InfrastructureFailed: it cannot be started.
+        InfrastructureFailed: the command cannot be started.
     """
     waited_for = _PASSED_ON | {signal.SIGCHLD}
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)  # Read below, one at a time, with their senders.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)  # `_wait` takes them one at a time.
     try:
         with _witness() as seen:
             try:
                 child = subprocess.Popen(
                     command,
                     env=environment,
-                    close_fds=False,  # Ours are closed by exec; those that a shell opened, as 3>file, are the child's.
+                    close_fds=False,  # Ours close on exec; those that a shell opened, such as 3>file, are the child's.
                     umask=-1 if umask is None else umask,
                     preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, former),
                 )
@@ -79,7 +79,7 @@ def _wait(
 
 @contextmanager
 def _witness() -> Iterator[int]:
-    """Have a process of our group that gets what the whole group gets; yield a pipe with the numbers of its signals."""
+    """Fork a process that sees the signals to our whole group; yield a pipe from which their numbers are read."""
     seen, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -94,7 +94,7 @@ def _witness() -> Iterator[int]:
 
 
 def _be_witness(write_end: int) -> None:
-    """Write the number of each signal, until the process that we watch for is gone. Never returns."""
+    """Write the number of each signal until the parent is gone. Never returns."""
     try:
         parent = os.getppid()
         os.closerange(0, write_end)
@@ -119,19 +119,19 @@ def _was_seen(number: int, seen: int) -> bool:
 def _is_in_our_group(pid: int) -> bool:
     try:
         return os.getpgid(pid) == os.getpgrp()
-    except ProcessLookupError:  # It has ended; its code is read next.
+    except ProcessLookupError:  # It has ended; `poll` returns its code next.
         return False
 
 
 def _pass_on(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
-    except ProcessLookupError:  # It has ended; its code is read next.
+    except ProcessLookupError:  # It has ended; `poll` returns its code next.
         pass
-    except PermissionError:  # It runs as another user, as sudo does.
+    except PermissionError:  # It runs as another user, for example under sudo.
         pass
 
 
 def exit_code(code: int) -> int:
-    """Return a child's code as a shell would: 128 and the signal's number where one ended it."""
+    """Return a child's code as a shell would: 128 plus the signal's number if a signal ended it."""
     return code if code >= 0 else SHELL_SIGNAL - code

@@ -1,6 +1,6 @@
-"""What a watched run keeps of its command: the program, arguments of known names, and the script with its commit.
+"""What a watched run stores of its command: the program, known arguments, and the script with its commit.
 
-Arguments may hold secrets and names of data that are nobody's business, so only those in `KNOWN` are kept.
+Other arguments may hold secrets or private names of data, so only those in `KNOWN` are stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KNOWN = frozenset(
         *("nproc-per-node", "nnodes", "standalone", "max-restarts", "num-processes", "num-machines", "num-gpus"),
         *("num-nodes", "gpus", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "gpus-per-task", "cpus-per-task"),
         *("mixed-precision", "multi-gpu", "use-fsdp", "use-deepspeed", "zero-stage", "dynamo-backend"),
-        # Scripts: what decides the work of a step.
+        # Scripts: options that determine the work of a step.
         *(
             "batch-size",
             "micro-batch-size",
@@ -36,7 +36,7 @@ KNOWN = frozenset(
         *("tensor-model-parallel-size", "pipeline-model-parallel-size", "tp", "pp", "dp", "cp", "ep"),
     }
 )
-"""Options whose values are kept; `_` and `-` are alike."""
+"""Options whose values are stored; `_` and `-` are equivalent."""
 _VALUE = re.compile(r"[A-Za-z0-9_.:,+-]{1,32}")
 _OPTION = re.compile(r"(--?)([A-Za-z0-9][A-Za-z0-9_-]*)(?:=(.*))?", re.DOTALL)
 _GIT_S = 5.0
@@ -44,7 +44,7 @@ _GIT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """The script of a command. commit: of the git tree that it is in, None where it is in none."""
+    """The script of a command. commit: of the git tree that contains it; None if none does."""
 
     path: Path
     sha256: str
@@ -52,10 +52,10 @@ class Script:
 
 
 def check_waits(command: Sequence[str]) -> None:
-    """Check that a command ends with its job, as all do but `sbatch`.
+    """Check that a command waits for its job, as all but `sbatch` do.
 
     Raises:
-        Misuse: it returns before the job begins, so that there is nothing to watch.
+        Misuse: the command returns before the job begins, so there is nothing to watch.
     """
     if Path(command[0]).name == "sbatch" and not {"-W", "--wait"} & set(command):
         raise Misuse(
@@ -65,7 +65,7 @@ def check_waits(command: Sequence[str]) -> None:
 
 
 def known_words(command: Sequence[str]) -> list[str]:
-    """Return the program's name, the script's, and the arguments of known names; the last word counts the others.
+    """Return the names of the program and the script, and known arguments; the last word counts those left out.
 
     Example: `/usr/bin/torchrun --nproc-per-node 8 train.py --token X` gives
     ["torchrun", "--nproc-per-node", "8", "train.py", "(2 more)"].
@@ -94,7 +94,7 @@ def _known(words: Sequence[str], script: str | None) -> Iterator[str]:
 
 
 def script_word(command: Sequence[str]) -> str | None:
-    """Return the first word of a command that is a Python file, or the module after `-m`; None where neither is."""
+    """Return the first Python file in a command, or the module after `-m`; None if there is neither."""
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if word.endswith(".py") and not word.startswith("-"):
             return word
@@ -104,14 +104,14 @@ def script_word(command: Sequence[str]) -> str | None:
 
 
 def read_script(command: Sequence[str]) -> Script | None:
-    """Read the script of a command; None where it names none that can be read here."""
+    """Read the script of a command; None if it names none that can be read here."""
     word = script_word(command)
     if word is None:
         return None
     path = Path(word).absolute()
     try:
         digest = hashlib.sha256(read_small(path)).hexdigest()
-    except (OSError, Misuse):  # No file, or one that is too large for a script.
+    except (OSError, Misuse):  # No such file, or too large for a script.
         return None
     return Script(path=path, sha256=digest, commit=_commit_of(path.parent))
 
@@ -126,7 +126,7 @@ def _commit_of(folder: Path) -> str | None:
 
 
 def default_name(command: Sequence[str]) -> str:
-    """Return the name of a run for which nobody chose one: its script's or its program's."""
+    """Return the default name of a run: its script's, else its program's."""
     word = script_word(command) or command[0]
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(word).name.removesuffix(".py")).strip("-._")
     return stem[:63] or "run"

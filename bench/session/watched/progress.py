@@ -1,4 +1,4 @@
-"""The progress of a watched job from the files of its ranks: a live line, and a table at the end."""
+"""Shows the progress of a watched job from its ranks' files: a live line, and a table at the end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from bench.session.watched.slower import SlowerSteps
 from collectors.files import open_to_read
 
 RECENT = 200
-"""Steps of a rank that the live line describes."""
+"""Newest steps of a rank that the live line describes."""
 MOST_RANKS = 64
-"""Ranks that the live line reads, and the table shows at most `MOST_ROWS`."""
+"""Most ranks that the live line reads; the table shows at most `MOST_ROWS`."""
 MOST_ROWS = 16
 MOST_BYTES = 4 << 20
-"""Read of a rank's file at once."""
+"""Most bytes of a rank's file that are read at once."""
 QUIET_S = 60.0
-"""Time between two lines that are not drawn over each other."""
+"""Time between two lines that are not redrawn in place."""
 NO_PROCESS = (
     "no process reported a step: the command starts no Python with torch, or its Python reads no PYTHONPATH (-I, -E,"
     " -S), or it ended or became another user before its first step, or its whole step is compiled; mark such steps"
@@ -39,7 +39,7 @@ NO_PROCESS = (
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """One line of a rank's file; see docs/guides/watch.md."""
+    """One line of a rank's file; see `bench.results.watched.rank_files`."""
 
     kind: str
     rule: str | None = None
@@ -57,9 +57,9 @@ class _Line(msgspec.Struct, frozen=True):
 class RankProgress:
     """What one rank has written so far.
 
-    steps: that it has made. step_ns: of those steps that are written. phases_ns: sums over the steps that have a time.
-    still: where it stands, if no step came since it said so. newest: its newest steps, for who is late.
-    slower: takes its steps as well.
+    steps: number of its steps so far. step_ns: times of the steps that it wrote. phases_ns: sums over timed steps.
+    still: where it stands, if it reported no step since then. newest: its newest steps, for naming a late rank.
+    slower: also receives its steps.
     """
 
     def __init__(self, path: Path, slower: SlowerSteps | None = None) -> None:
@@ -75,7 +75,7 @@ class RankProgress:
         self._path, self._offset, self._slower = path, 0, slower
 
     def read(self) -> None:
-        """Read what was appended since the last time; a line that is no line of ours is passed over."""
+        """Read what was appended since the last call; lines that are not ours are skipped."""
         try:
             with open_to_read(self._path) as file:
                 file.seek(self._offset)
@@ -134,9 +134,9 @@ def _at(column: Sequence[float | None] | None, place: int) -> float:
 
 
 class JobProgress:
-    """The ranks of a watched run, read again and again. folder: of the run. clock_s: monotonic.
+    """Follows the ranks of a watched run. folder: of the run. clock_s: monotonic.
 
-    slower: takes the ranks' steps as well, to judge whether they become slower.
+    slower: also receives the ranks' steps, to judge whether they become slower.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class JobProgress:
         self.ranks: dict[str, RankProgress] = {}
 
     def read(self, *, most_ranks: int | None = MOST_RANKS) -> None:
-        """Read what the ranks have written since the last time."""
+        """Read what the ranks have written since the last call."""
         for path in sorted(self._folder.glob("watch_rank*.jsonl")):
             if path.name not in self.ranks and path.stem.removeprefix("watch_rank").isdecimal():
                 if most_ranks is not None and len(self.ranks) >= most_ranks:
@@ -159,11 +159,11 @@ class JobProgress:
             self._steps, self._stepped_s = steps, self._clock_s()
 
     def line(self) -> str | None:
-        """Return the newest steps in one line; None before there are two.
+        """Return the newest steps in one line; None before a step has a time.
 
         Example: step 1,234   p50 52.1 ms   p99 60.4 ms   12,300 tokens/s   waiting for data 3 % (rank 1)
-        With a late rank it ends in: rank 1 late in data, 12 % of the step
-        Without steps: step 1,234   no step for 4 min: rank 1 in backward at train.py:31 in main
+        With a late rank it ends with: rank 1 late in data, 12 % of the step
+        If steps have stopped: step 1,234   no step for 4 min: rank 1 in backward at train.py:31 in main
         """
         ranks = [rank for rank in self.ranks.values() if rank.recent]
         if still := {rank.rank: rank.still for rank in self.ranks.values() if rank.still is not None}:
@@ -194,7 +194,7 @@ class JobProgress:
         return "   ".join(words)
 
     def page(self) -> Iterator[Block]:
-        """Yield the table of the job's ranks, and what the ranks said in words."""
+        """Yield the table of the job's ranks, and the ranks' notes."""
         ranks = sorted(self.ranks.values(), key=lambda rank: rank.rank)
         timed = [rank for rank in ranks if rank.step_ns]
         if timed:
@@ -218,7 +218,7 @@ RULE_WORDS = {
     "deepspeed": "those of DeepSpeed's engine",
     "optimizer": "those of the optimizer",
 }
-"""What found the steps, in words."""
+"""Words for the rule that ends steps."""
 
 
 def _row(rank: RankProgress) -> list[str]:
@@ -249,11 +249,11 @@ def _share(recent: Iterable[tuple[int, int, float]]) -> float:
 
 
 class LiveLine:
-    """A line a minute on standard error, or one that is written over again on a terminal.
+    """Prints a line a minute on standard error, or redraws one line in place on a terminal.
 
-    The command writes to the same terminal, and nothing shows whether it draws a progress bar there, which ours would
-    overwrite: so it is a line a minute unless a person asks for the other.
-    is_drawn: write over the same line; only on a terminal. is_terminal: whether standard error is one.
+    The command writes to the same terminal, and a redrawn line could overwrite its progress bar, which we cannot
+    detect, so a line a minute is the default.
+    is_drawn: redraw in place; only on a terminal. is_terminal: whether standard error is a terminal; None checks it.
     clock_s: monotonic.
     """
 
@@ -264,8 +264,8 @@ class LiveLine:
         is_terminal: bool | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        is_one = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._is_terminal = is_one if is_terminal is None else is_terminal
+        is_capable = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_terminal = is_capable if is_terminal is None else is_terminal
         self._is_drawn = is_drawn and self._is_terminal
         self._clock_s, self._shown_s = clock_s, clock_s()
         self._is_shown = False
@@ -275,21 +275,21 @@ class LiveLine:
         return self._is_drawn or self._clock_s() - self._shown_s >= QUIET_S
 
     def show(self, line: str | None) -> None:
-        """Show the line, where it is due."""
+        """Show the line if it is due."""
         if line is None or not self.is_due():
             return
         self._shown_s = self._clock_s()
-        if self._is_drawn:  # The cursor goes back to the left: what the command prints next starts there.
+        if self._is_drawn:  # The cursor returns to the left, where the command's next output starts.
             width = shutil.get_terminal_size().columns - 1
             _write(f"\r{line[:width]}\x1b[K\r")
             self._is_shown = True
             return
-        if self._is_terminal:  # A bar of the command's may stand in this line.
+        if self._is_terminal:  # The command's progress bar may be on this line.
             _write("\n")
         say(line)
 
     def close(self) -> None:
-        """Remove the line."""
+        """Remove a redrawn line."""
         if self._is_shown:
             _write("\r\x1b[K")
 

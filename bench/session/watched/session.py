@@ -1,4 +1,4 @@
-"""A command under watch: its run's folder with the hook, the command itself, and what is kept at its end."""
+"""Runs a command under watch: makes the run's folder with the hook, runs the command, and stores the run."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ HOOK_FILES = (
     *("observatory_watch_window.py", "observatory_watch_tracer.py"),
     *("observatory_watch_hooks.py", "sitecustomize.py"),
 )
-"""Files of `collectors/watch` that the command's interpreters load; the last is what Python starts by itself."""
+"""Files of `collectors/watch` that the command's interpreters load; Python runs the last by itself."""
 HOOK_FOLDER = "hook"
 OWN = frozenset({HOOK_FOLDER, "watch.json", "machine.json"})
-"""What is in a run's folder before the command begins."""
+"""Content of a run's folder before the command begins."""
 SETTINGS = "settings.json"
 FAILURES, MOST_FAILURES = "watch_failures.txt", 3
 SWITCH = "OBSERVATORY_WATCH"
@@ -46,13 +46,13 @@ _HOOK = Path(__file__).parents[3] / "collectors" / "watch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchRequest:
-    """A command to watch. name: of the series that the run belongs to. umask: of the command, None: as ours.
+    """A command to watch. name: of the series that the run belongs to. umask: of the command; None keeps ours.
 
-    tags: declared by a person; runs with other tags are another series. is_quiet: print no progress.
-    window_every_s: time between windows of `window_steps` traced steps; None for none of these. has_slow_windows:
-    trace a window when the steps become slower than their own past; block_ns: of steps that are compared.
-    is_drawn: draw the progress over one line of a terminal. is_redacted: leave folders
-    out of stored paths, of the script and in stacks.
+    tags: declared by the user; runs with other tags are another series. is_quiet: print no progress.
+    window_every_s: time between windows of `window_steps` traced steps; None traces no such windows. has_slow_windows:
+    trace a window when the steps become slower than their own past. block_ns: length of the compared blocks of steps.
+    is_drawn: redraw the progress in one line of a terminal. is_redacted: leave folders out of stored paths: the
+    script's, and those in stacks and traces.
     """
 
     command: Sequence[str]
@@ -71,10 +71,10 @@ class WatchRequest:
 
 
 def watch(request: WatchRequest) -> int:
-    """Run the command under watch, keep its run, and return the command's own exit code.
+    """Run the command under watch, store its run, and return the command's own exit code.
 
     Raises:
-        Misuse: there is no such command, or the name or the folder of runs cannot be used.
+        Misuse: there is no such command, it returns before its job begins, or the folder of runs cannot be used.
         InfrastructureFailed: the run's folder cannot be written, or the command cannot be started.
     """
     find_program(request.command[0])
@@ -116,10 +116,10 @@ def find_program(name: str) -> str:
     """Return the path of a command's program.
 
     Raises:
-        Misuse: there is none that could be run.
+        Misuse: there is no program that can be run.
     """
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         if not name:
             why = "it is empty; name a program"
         elif Path(name).is_dir():
@@ -129,7 +129,7 @@ def find_program(name: str) -> str:
         else:
             why = "there is no such program; check the name, and that its environment is active"
         raise Misuse(f"command {name!r} cannot be run: {why}")
-    return found
+    return path
 
 
 def environment(variables: Mapping[str, str], hook: Path) -> dict[str, str]:
@@ -139,10 +139,10 @@ def environment(variables: Mapping[str, str], hook: Path) -> dict[str, str]:
 
 
 def write_hook(folder: Path, **settings: object) -> Path:
-    """Make the hook's folder in a run's folder, for this user alone; return it. settings: more of the hook's.
+    """Make the hook's folder, private to this user, in a run's folder; return it. settings: more settings of the hook.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     hook = folder / HOOK_FOLDER
     hook.mkdir(0o700)
@@ -153,7 +153,7 @@ def write_hook(folder: Path, **settings: object) -> Path:
 
 
 def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
-    """Make the run's folder, locked until the stack ends, which marks the run as active."""
+    """Make the run's folder, locked until the stack closes; the lock marks the run as active."""
     started = datetime.now(tz=UTC)
     folder = request.runs.absolute() / f"{started:%Y%m%d-%H%M%S}-{request.name}-{secrets.token_hex(3)}"
     if os.pathsep in str(folder):
@@ -213,7 +213,7 @@ def _write_document(folder: Path, document: dict[str, object]) -> None:
 def _keep(
     request: WatchRequest, folder: Path, document: dict[str, object], progress: JobProgress, windows: JobWindows
 ) -> None:
-    """Write how the command ended, store the run, and show its ranks. What fails here is said; the code stays."""
+    """Write how the command ended, store the run, and show its ranks; errors are printed and do not change its code."""
     try:
         _write_document(folder, document)
         windows.finish()
@@ -234,25 +234,25 @@ def _keep(
 
 
 def _remove_empty(folder: Path) -> bool:
-    """Remove a run's folder that has only what we wrote before the command began; return whether it had no more."""
+    """Remove a run's folder if it holds only what we wrote before the command began; return whether it was removed."""
     try:
         if {path.name for path in folder.iterdir()} - OWN:
             return False
         shutil.rmtree(folder)
-    except OSError:  # `observatory prune` sees what is left.
+    except OSError:  # `observatory prune` handles what is left.
         return False
     return True
 
 
 def _store(folder: Path, store_url: str | None) -> None:
-    """Summarise the run and store it; imported here, as a command must not wait for it."""
+    """Summarise the run and store it; imported here, so that the command's start does not wait for it."""
     from bench.session.keep_watched import keep_watched
 
     keep_watched(folder, store_url)
 
 
 def _failures(folder: Path) -> list[str]:
-    """Return what failed in processes that have no rank's file, each sentence once."""
+    """Return the failures of processes without a rank's file, each once, `MOST_FAILURES` at most."""
     try:
         text = read_small(folder / FAILURES, follows_link=False).decode(errors="replace")
     except (OSError, Misuse):

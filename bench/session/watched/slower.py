@@ -1,8 +1,8 @@
-"""Whether the steps of a watched job have become slower than its own past, by the detector of the gate.
+"""Detects with the gate's detector that the steps of a watched job have become slower than its own past.
 
-The job's steps are cut into blocks, and a block takes the place of a night: its three stretches are the trials. So a
-slow step, a checkpoint each few steps and an evaluation between two steps change no median, and a change must hold in
-several blocks before it counts. docs/reference/watched.md has the rule, and how often it is wrong.
+The job's steps are cut into blocks. A block takes the place of a night, and its three stretches of the trials. A slow
+step, a checkpoint every few steps or an evaluation between two steps therefore changes no median, and a change must
+last for several blocks before it counts. docs/reference/watched.md has the rule and its error rates.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from bench.results.watched.job import WARM_UP
 from bench.results.watched.rank_files import MOST_NS, Begin, Steps
 
 BLOCK_NS = 30_000_000_000
-"""Time of a block, so that what disturbs a machine for some seconds is no level of its own."""
+"""Least time of a block: long enough that a disturbance of a few seconds is no level of its own."""
 LEAST_STEPS = 15
-"""Steps of a block at least: five in each stretch, so that two slow ones of them leave its median as it is."""
+"""Fewest steps of a block: five in each stretch, so that two slow steps do not change its median."""
 STRETCHES = 3
 LEAST_RATIO = 0.05
-"""Slowdown from which on a window is worth its cost; as for a late rank."""
+"""Smallest slowdown that is worth the cost of a window; the same share as for a late rank."""
 OF_BLOCKS: DetectorSettings = replace(
     SETTINGS,
     # A job has 2,880 blocks a day, and its speed seldom changes more than a few times.
     changes_per_night=0.001,
     smallest_change=math.log1p(LEAST_RATIO),
-    # One more block costs half a minute, and not a day: so the detector may wait until it is sure.
+    # One more block costs half a minute, not a day, so the detector can wait until it is sure.
     page_probability=0.95,
     page_probability_least=0.95,
 )
-"""The gate's settings where a night is a block."""
+"""The gate's settings, adapted to blocks instead of nights."""
 SLOWER = "the step became "
-"""How the reason of a window begins that a slowdown asked for."""
+"""Beginning of the reason of a window that a slowdown requested."""
 _REMEMBERED = 32
-"""Blocks whose first step is known; a change began in one of the last `window_nights`."""
+"""Blocks whose first step is remembered; a change began in one of the last `window_nights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """The steps became slower. ratio: by how much, 0.23 for 23 %. since: number of the first step of that block.
+    """The steps became slower. ratio: by how much, 0.23 for 23 %. since: first step of the block where it began.
 
-    per_token: whether the time is that of a token, since the program declares tokens.
+    per_token: whether the time per token is compared, since the program declares tokens.
     """
 
     ratio: float
@@ -56,7 +56,7 @@ class Slowdown:
     per_token: bool = False
 
     def words(self) -> str:
-        """Return it as a sentence.
+        """Return the slowdown in words.
 
         Example: the step became 23 % slower than its past (since step 1,200)
         """
@@ -65,9 +65,9 @@ class Slowdown:
 
 
 class SlowerSteps:
-    """Follows the steps of a job: `begin` and `take` for what its ranks report, then `judge`.
+    """Follows the steps of a job: `begin` and `take` receive what its ranks report, `judge` evaluates it.
 
-    block_ns: time of a block. slowdown: the last one, until it is traced, or until the steps become faster again.
+    block_ns: least time of a block. slowdown: the latest one, until it is traced or the steps become faster again.
     """
 
     def __init__(self, block_ns: int = BLOCK_NS) -> None:
@@ -77,7 +77,7 @@ class SlowerSteps:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin a new past: a job that began again, or whose steps are other ones now."""
+        """Discard the past, since the job restarted or its steps are now defined differently."""
         self._steps: dict[int, dict[int, tuple[int, int | None, float]]] = {}
         self._last: dict[int, int] = {}
         self._rules: dict[int, str] = {}
@@ -90,15 +90,15 @@ class SlowerSteps:
         self.slowdown = None
 
     def begin(self, begin: Begin) -> None:
-        """Note that a process of a rank begins to report; where the rank did before, a new past begins."""
+        """Note that a process of a rank begins to report; if the rank reported before, a new past begins."""
         if begin.rank in self._last:
             self._forget()
         self.world_size = begin.world_size
         self._steps[begin.rank] = {}
 
     def take(self, rank: int, line: Steps) -> None:
-        """Take steps of one rank: by its device's clock where it has one."""
-        if self._rules.get(rank, line.rule) != line.rule:  # What ends a step is another event now.
+        """Take steps of one rank, timed by its device's clock if it has one."""
+        if self._rules.get(rank, line.rule) != line.rule:  # Another event ends a step now.
             ranks = list(self._steps)
             self._forget()
             self._steps = {rank: {} for rank in ranks}
@@ -112,9 +112,9 @@ class SlowerSteps:
         self._last[rank] = max(line.first + len(line.end_ns) - 1, self._last.get(rank, 0))
 
     def judge(self, traced: Iterable[tuple[int, int]] = ()) -> None:
-        """Judge the blocks that are whole by now; see `slowdown`.
+        """Judge the blocks that are complete, and update `slowdown`.
 
-        traced: numbers of steps that a profiler made slower, first and last.
+        traced: first and last step of each window that a profiler made slower; left out with a step on either side.
         """
         spans = list(traced)
         for number, end_ns, time_ns in self._common():
@@ -128,9 +128,9 @@ class SlowerSteps:
                 self._judge(block)
 
     def _common(self) -> Iterator[tuple[int, int, float]]:
-        """Yield number, end and time of the steps that all ranks have reported: as long as the slowest rank's.
+        """Yield number, end and time (the slowest rank's, ns) of each step that all ranks have reported.
 
-        The time is that of a token where all ranks declare tokens in the first step.
+        If all ranks declare tokens in the first step, the time is per token.
         """
         if not self._steps or len(self._last) < len(self._steps):
             return

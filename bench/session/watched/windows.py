@@ -1,7 +1,7 @@
-"""Windows of a watched job: requests for them, their traces joined at once, and `observatory watch --attach`.
+"""Windows of a watched job: requests them, joins their traces, and attaches to a job (`observatory watch --attach`).
 
-`collectors/watch/observatory_watch_window.py` is the ranks' side. Traces are joined in a process of their own, since
-the process that watches passes signals on meanwhile: `python -m bench.session.watched.windows RUN NUMBER`.
+`collectors/watch/observatory_watch_window.py` is the ranks' side. A separate process joins the traces, since the
+watching process must keep passing signals on: `python -m bench.session.watched.windows RUN NUMBER`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from collectors.files import make_subfolder, replace_file
 from collectors.watch.observatory_watch_window import FOLDER, MOST_STEPS, REQUEST
 
 STEPS = 12
-"""Traced steps where nobody chose their number: on two ranks fewer seldom tell a late rank from chance."""
+"""Default number of traced steps: on two ranks, fewer seldom separate a late rank from chance."""
 MOST_FOLDERS = 1000
-"""Windows of one run; it answers no further request."""
+"""Most windows of one run; it takes no further request."""
 HOOK_FOLDER = "hook"
 MISSING_S = 60.0
-"""Time that ranks have for their traces after the first one has come."""
+"""Time that ranks have to write their traces after the first trace exists."""
 JOIN_S = 120.0
-"""Time for the last traces to be joined after the command's end."""
+"""Time to finish a running join after the command's end."""
 SLOW_S = 600.0
-"""Least time between two windows that are traced because the steps became slower."""
+"""Least time between two windows that a slowdown requested."""
 LOOK_S = 0.5
 _RANK = re.compile(r"watch_rank(\d+)\.jsonl")
 
@@ -51,7 +51,7 @@ def request_window(run: Path, steps: int, why: str) -> int:
     """Ask the ranks of a job to trace so many steps; return the window's number. run: the job's folder.
 
     Raises:
-        Misuse: a request is there already, or the run has as many windows as it may.
+        Misuse: a request is already pending, or the run has its maximum of windows.
         InfrastructureFailed: the folder cannot be written.
     """
     path = run / HOOK_FOLDER / REQUEST
@@ -62,7 +62,7 @@ def request_window(run: Path, steps: int, why: str) -> int:
         request = {"id": number, "steps": min(MOST_STEPS, steps), "why": why}
         replace_file(draft, msgspec.json.encode(request))
         try:
-            path.hardlink_to(draft)  # In one piece, and only where no other request is.
+            path.hardlink_to(draft)  # Atomic, and fails if there is another request.
         except FileExistsError:
             (run / FOLDER / str(number)).rmdir()
             raise Misuse(
@@ -81,14 +81,14 @@ def _new_folder(windows: Path) -> int:
     for candidate in range(number, MOST_FOLDERS + 1):
         try:
             (windows / str(candidate)).mkdir(0o700)
-        except FileExistsError:  # Another process asks at the same time.
+        except FileExistsError:  # Another process requests at the same time.
             continue
         return candidate
     raise Misuse(f"{windows.parent.name} has {MOST_FOLDERS} windows, and answers no further request; start a new run")
 
 
 def withdraw_window(run: Path, number: int) -> bool:
-    """Take a request for a window back; return whether that was in time, before the ranks agreed on its steps."""
+    """Withdraw a request for a window; return whether it was withdrawn before the ranks agreed on its steps."""
     from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
 
     path = run / HOOK_FOLDER / REQUEST
@@ -99,15 +99,15 @@ def withdraw_window(run: Path, number: int) -> bool:
         drop_window(run, number, "withdrawn before the ranks agreed on its steps")
         if window_folder(run, number).agreed is None:
             return True
-        (run / FOLDER / str(number) / RESULT).unlink(missing_ok=True)  # They did so meanwhile.
+        (run / FOLDER / str(number) / RESULT).unlink(missing_ok=True)  # They agreed meanwhile.
     return False
 
 
 class JobWindows:
-    """The windows of a job while it runs: asks for them, and joins what the ranks have traced.
+    """Requests windows of a running job and joins what its ranks have traced.
 
-    every_s: time between two windows; None for none of these. slower: says when the steps have become slower, which is
-    a reason for a window, too; None for none of these. clock_s: monotonic.
+    every_s: time between two windows; None requests no such windows. slower: detects that the steps have become slower,
+    which also requests a window; None requests no such windows. clock_s: monotonic.
     """
 
     def __init__(
@@ -143,30 +143,30 @@ class JobWindows:
             self._due_s = self._clock_s() + (self._every_s or 0.0)
             try:
                 request_window(self._run, self._steps, f"--window-every {(self._every_s or 0.0) / 60:g}")
-            except (Misuse, InfrastructureFailed):  # The one before still waits; the next comes in its time.
+            except (Misuse, InfrastructureFailed):  # The last request is still pending; the next comes on schedule.
                 return
         elif self._slower is not None:
             self._follow(self._slower, is_open=bool(waiting))
 
     def _follow(self, slower: SlowerSteps, *, is_open: bool) -> None:
-        """Ask for a window where the steps have become slower. is_open: there is one already."""
+        """Request a window if the steps have become slower. is_open: whether one is already open."""
         try:
             slower.judge(self._traced.values())
-        except Exception as error:  # noqa: BLE001  # No mistake of ours may end a watch whose command goes on.
+        except Exception as error:  # noqa: BLE001  # No error of ours may end the watch while its command runs.
             self._slower = None
-            say(f"whether the steps become slower is not judged any more: {type(error).__name__}: {error}")
+            say(f"slowdowns are no longer detected: {type(error).__name__}: {error}")
             return
         slowdown, now_s = slower.slowdown, self._clock_s()
         if slowdown is None or is_open or now_s < self._slow_due_s:
             return
-        if len(list(self._run.glob("watch_rank*.jsonl"))) < slower.world_size:  # Other nodes' ranks see no request.
+        if len(list(self._run.glob("watch_rank*.jsonl"))) < slower.world_size:  # Ranks of other nodes see no request.
             return
         slower.slowdown, self._slow_due_s = None, now_s + SLOW_S
-        with suppress(Misuse, InfrastructureFailed):  # It has as many windows as it may, or the disk is full.
+        with suppress(Misuse, InfrastructureFailed):  # Its maximum of windows is reached, or the disk is full.
             request_window(self._run, self._steps, slowdown.words())
 
     def finish(self) -> None:
-        """The command has ended: join what is there, and drop what never came."""
+        """After the command's end, join the windows that were traced and drop the others."""
         end_s = self._clock_s() + JOIN_S
         while self._join is not None and self._clock_s() < end_s:
             time.sleep(LOOK_S / 5)
@@ -192,8 +192,8 @@ class JobWindows:
         """Return the newest window in a few words, for the live line.
 
         Example: traced: exposed 14 %, waiting 80 %, rank 1 late in backward
-        One that the steps' slowdown asked for begins with it: the step became 23 % slower than its past (since step
-        1,200); traced: exposed 14 %
+        A window that a slowdown requested begins with the slowdown: the step became 23 % slower than its past (since
+        step 1,200); traced: exposed 14 %
         """
         window = self._newest
         if window is None:
@@ -213,7 +213,7 @@ class JobWindows:
         self._newest = result
 
     def _is_ready(self, window: WindowFolder) -> bool:
-        """Whether each rank has a trace, or one has none and never will."""
+        """Whether every rank has a trace, or the window can be decided without the missing ones."""
         if window.agreed is None:
             return False
         if window.agreed.dropped is not None or missed(window):
@@ -227,9 +227,9 @@ class JobWindows:
         words = [sys.executable, "-P", "-m", __name__, str(self._run), str(number)]
         nothing = subprocess.DEVNULL
         try:
-            # A session of its own: a Ctrl-C at the terminal is the command's.
+            # In a new session, so that Ctrl-C at the terminal reaches only the command.
             child = subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
-        except OSError:  # No memory for a process: `finish` joins it.
+        except OSError:  # Not enough memory: `finish` joins the window.
             self._done.add(number)
             return
         self._join = number, child
@@ -244,18 +244,18 @@ class JobWindows:
                 drop_window(self._run, number, "the process that joined its traces died")
 
 
-# Attaching to a job that is watched by another process.
+# Attaching to a job that another process watches.
 
 
 def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
-    """Ask the watched job of this name for a window, and return it once its traces are joined.
+    """Request a window from the watched job of this name, and return it once its traces are joined.
 
-    None if the job ended before. Ctrl-C, SIGTERM and a closed terminal withdraw the request.
+    Returns None if the job ended first. Ctrl-C, SIGTERM and a closed terminal withdraw the request.
 
     Raises:
-        Misuse: no such job of this user runs, or a request is there already.
-        InfrastructureFailed: its folder cannot be written.
-        KeyboardInterrupt: somebody interrupted the wait.
+        Misuse: this user has no such active job, its run lacks rank 0, or a request is already pending.
+        InfrastructureFailed: the run's folder cannot be written.
+        KeyboardInterrupt: the wait was interrupted.
     """
     run = running_job(name, runs)
     ranks = [int(match[1]) for path in run.iterdir() if (match := _RANK.fullmatch(path.name))]
@@ -278,7 +278,7 @@ def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal (SIGHUP) interrupt as Ctrl-C does, unless they are ignored, as by nohup."""
+    """Let SIGTERM and a closed terminal (SIGHUP) interrupt like Ctrl-C, unless they are ignored, as under nohup."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -295,7 +295,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _wait_for(run: Path, number: int, name: str) -> TracedWindow | None:
-    """Wait for a window's result; None if the job ended before."""
+    """Wait for a window's result; None if the job ended first."""
     has_agreed = False
     while (window := window_folder(run, number)).result is None:
         if not has_agreed and window.agreed is not None and window.agreed.first is not None:
@@ -309,18 +309,18 @@ def _wait_for(run: Path, number: int, name: str) -> TracedWindow | None:
 
 
 def main() -> None:
-    """Join one window: the process that `JobWindows` starts."""
+    """Join one window, in the process that `JobWindows` starts."""
     os.nice(10)
     _join(Path(sys.argv[1]), int(sys.argv[2]))
 
 
 def _join(run: Path, number: int) -> None:
-    """Join a window, or drop it with what failed: no window may cost the run, or the command's exit code."""
+    """Join a window, or drop it with the error: no window may affect the run or the command's exit code."""
     from bench.analysis.traces.watched_window import drop_window, join_window
 
     try:
         join_window(run, number)
-    except Exception as error:  # noqa: BLE001  # Of an analysis, on traces of somebody's program.
+    except Exception as error:  # noqa: BLE001  # From an analysis of the user's traces.
         drop_window(run, number, f"its traces could not be joined: {type(error).__name__}: {error}")
 
 

@@ -82,7 +82,7 @@ def in_turn(stretches: Iterable[Stretch]) -> Stretch:
 
 
 class Tape:
-    """Records a stretch tensor by tensor, by name. A tensor of 0 bytes does not exist in torch."""
+    """Records a stretch tensor by tensor, by name. A tensor of 0 bytes stands for one that torch does not make."""
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[Kind, int]] = {}

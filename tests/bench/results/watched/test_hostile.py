@@ -100,7 +100,7 @@ def test_one_step_and_none_have_no_figure(tmp_path: Path) -> None:
     for rank in range(2):
         write_lines(none / f"watch_rank{rank}.jsonl", [begin_line(rank)])
     assert not one.is_measured
-    assert any("no step is left behind those of warm-up" in note for note in one.notes)
+    assert any("all steps are warm-up" in note for note in one.notes)
     assert any("no steps seen" in note for note in read_run(none).notes)
 
 

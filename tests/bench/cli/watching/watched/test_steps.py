@@ -377,8 +377,8 @@ def test_a_watch_that_takes_too_long_writes_less_and_then_times_no_phases(tmp_pa
     for _ in range(1000):
         _plain_step(job)
     notes = [line["text"] for line in job.lines("note")]
-    assert ["each 10 s" in note for note in notes] == [True, False]
-    assert "phases are not timed" in notes[1]
+    assert ["every 10 s" in note for note in notes] == [True, False]
+    assert "phases are no longer timed" in notes[1]
     assert not job.watch.times_phase_here()
     assert job.lines()[-1]["backward_ns"] is None
 
