@@ -30,10 +30,6 @@ OVERLAP_RATIO = -0.02
 """Lowest share of a step outside of its phases: clock resolution can make it negative; below this, phases overlap."""
 _MAY_WAIT_BEFORE = ("forward", "backward")
 """Phases that gradient accumulation repeats: one microbatch may wait before the next one works."""
-_INSIDE = (
-    "a rank that is late where ranks wait for each other, as inside backward, does not show in these times; a trace of"
-    " torch.profiler shows it"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +65,9 @@ def find_late(job: Job) -> Late:
     )
     if not candidates:
         return Late(
-            verdict="unsure", reason=f"no rank stands out in the times that ranks took by their hosts; {_INSIDE}"
+            verdict="unsure",
+            reason="no rank stands out by its host's clock; only a trace of torch.profiler shows a rank that is late"
+            " where the others wait for it, for example inside backward",
         )
     first = candidates[0]
     words = f"rank {first.rank} leaves {first.phase} {_ms(first.late_s)} later than any other rank of its host"

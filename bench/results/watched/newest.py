@@ -21,6 +21,19 @@ class NewestSteps:
     def __init__(self, most: int) -> None:
         self.begin: Begin | None = None
         self.of_number: deque[tuple[int, int, dict[str, float], float]] = deque(maxlen=most)
+        self._left_out: list[range] = []
+
+    def begins(self, begin: Begin) -> None:
+        """Begin again: a process of this rank reports from its first step on."""
+        self.begin, self._left_out = begin, []
+        self.of_number.clear()
+
+    def leave_out(self, numbers: range) -> None:
+        """Leave out the steps of these numbers, which a profiler made slower."""
+        self._left_out.append(numbers)
+        kept = [step for step in self.of_number if step[0] not in numbers]
+        self.of_number.clear()
+        self.of_number.extend(kept)
 
     def take(self, text: bytes) -> Steps | None:
         """Add the steps of a line, and return them; None if the line is malformed."""
@@ -33,6 +46,8 @@ class NewestSteps:
         if any(len(each) != len(line.end_ns) for each in known):
             return None
         for place, end_ns in enumerate(line.end_ns):
+            if any(line.first + place in numbers for numbers in self._left_out):
+                continue
             times = {
                 name: _value(column, place) * (1.0 if name == "tokens" else 1e-9) for name, column in columns.items()
             }

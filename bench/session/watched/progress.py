@@ -6,10 +6,11 @@ import os
 import shutil
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import quantiles
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +33,7 @@ MOST_BYTES = 4 << 20
 """Most bytes of a rank's file that are read at once."""
 QUIET_S = 60.0
 """Time between two lines that are not redrawn in place."""
+PHASES = ("data", "forward", "backward", "optimizer", "own")
 NO_PROCESS = (
     "no process reported a step: the command starts no Python with torch, or its Python reads no PYTHONPATH (-I, -E,"
     " -S), or it ended or became another user before its first step, or its whole step is compiled; mark such steps"
@@ -43,6 +45,7 @@ class _Line(msgspec.Struct, frozen=True):
 
     kind: str
     rule: str | None = None
+    last: int = 0
     step_ns: list[int | None] = []
     data_ns: list[int | None] | None = None
     forward_ns: list[int | None] | None = None
@@ -54,12 +57,21 @@ class _Line(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class _Timed(NamedTuple):
+    """A step. phases_ns: of those in `PHASES` that the rank has."""
+
+    number: int
+    step_ns: int
+    phases_ns: dict[str, int]
+    tokens: float
+
+
 class RankProgress:
     """What one rank has written so far.
 
-    steps: number of its steps so far. step_ns: times of the steps that it wrote. phases_ns: sums over timed steps.
-    still: where it stands, if it reported no step since then. newest: its newest steps, for naming a late rank.
-    slower: also receives its steps.
+    steps: number of its steps so far. timed: steps that it wrote with a time, without the traced ones and their
+    neighbours. still: where it stands, if it reported no step since then. newest: its newest steps, for naming a late
+    rank. slower: also receives its steps.
     """
 
     def __init__(self, path: Path, slower: SlowerSteps | None = None) -> None:
@@ -67,12 +79,30 @@ class RankProgress:
         self.steps = 0
         self.rules: list[str] = []
         self.notes: list[str] = []
-        self.step_ns: list[int] = []
-        self.phases_ns: dict[str, int | None] = {}
-        self.recent: deque[tuple[int, int, float]] = deque(maxlen=RECENT)
+        self.timed: list[_Timed] = []
+        self._begun = 0  # Place of the first timed step since the rank last began.
+        self._traced: list[range] = []
         self.still: StillRank | None = None
         self.newest = NewestSteps(RECENT)
         self._path, self._offset, self._slower = path, 0, slower
+
+    @property
+    def step_ns(self) -> list[int]:
+        """Times of the timed steps."""
+        return [step.step_ns for step in self.timed]
+
+    @property
+    def phases_ns(self) -> dict[str, int]:
+        """Sums of the phases over the timed steps; without those that no step has."""
+        sums: Counter[str] = Counter()
+        for step in self.timed:
+            sums.update(step.phases_ns)
+        return dict(sums)
+
+    @property
+    def recent(self) -> list[_Timed]:
+        """The newest timed steps."""
+        return self.timed[-RECENT:]
 
     def read(self) -> None:
         """Read what was appended since the last call; lines that are not ours are skipped."""
@@ -98,9 +128,13 @@ class RankProgress:
         elif line.kind == "still":
             self.still = StillRank.of(self.rank, msgspec.json.decode(text, type=Still))
         elif line.kind == "begin":
-            self.newest.begin = msgspec.json.decode(text, type=Begin)
-            if self._slower is not None and self.newest.begin.rank == self.rank:
-                self._slower.begin(self.newest.begin)
+            begin = msgspec.json.decode(text, type=Begin)
+            self.newest.begins(begin)
+            self._begun, self._traced = len(self.timed), []
+            if self._slower is not None and begin.rank == self.rank:
+                self._slower.begin(begin)
+        elif line.kind == "window":
+            self._leave_out(range(line.first - 1, line.last + 2))
         elif line.kind == "end":
             self.still = None
         if line.kind != "steps":
@@ -112,18 +146,21 @@ class RankProgress:
         if line.rule is not None and line.rule not in self.rules:
             self.rules.append(line.rule)
         self.steps = line.first + len(line.step_ns)
-        timed = [place for place, step_ns in enumerate(line.step_ns) if step_ns is not None]
-        for name in ("data", "forward", "backward", "optimizer", "own"):
-            column: Sequence[int | None] | None = getattr(line, f"{name}_ns")
-            values = [] if column is None else [column[place] for place in timed if place < len(column)]
-            known = [value for value in values if value is not None]
-            if known:
-                self.phases_ns[name] = (self.phases_ns.get(name) or 0) + sum(known)
-        for place in timed:
-            step_ns = line.step_ns[place] or 0
-            data_ns = _at(line.data_ns, place)
-            self.step_ns.append(step_ns)
-            self.recent.append((step_ns, int(data_ns), _at(line.tokens, place)))
+        columns: dict[str, Sequence[int | None] | None] = {name: getattr(line, f"{name}_ns") for name in PHASES}
+        for place, step_ns in enumerate(line.step_ns):
+            number = line.first + place
+            if step_ns is None or any(number in traced for traced in self._traced):
+                continue
+            phases = {name: column[place] for name, column in columns.items() if column and place < len(column)}
+            known = {name: phase_ns for name, phase_ns in phases.items() if phase_ns is not None}
+            self.timed.append(_Timed(number, step_ns, known, _at(line.tokens, place)))
+
+    def _leave_out(self, traced: range) -> None:
+        """Leave out the steps of a window; some of them are written after it."""
+        self._traced.append(traced)
+        self.newest.leave_out(traced)
+        since = [step for step in self.timed[self._begun :] if step.number not in traced]
+        self.timed[self._begun :] = since
 
 
 _DECODER = msgspec.json.Decoder(_Line)
@@ -175,11 +212,11 @@ class JobProgress:
             return f"step {max(counts):,}   no step for {quiet}: {places}"
         if not ranks:
             return None
-        times_ns = [step_ns for rank in ranks for step_ns, _, _ in rank.recent]
+        times_ns = [step.step_ns for rank in ranks for step in rank.recent]
         words = [f"step {max(rank.steps for rank in ranks):,}", f"p50 {_seconds(_quantile(times_ns, 50))}"]
         words.append(f"p99 {_seconds(_quantile(times_ns, 99))}")
         tokens = sum(
-            1e9 * sum(tokens for _, _, tokens in rank.recent) / max(1, sum(step_ns for step_ns, _, _ in rank.recent))
+            1e9 * sum(step.tokens for step in rank.recent) / max(1, sum(step.step_ns for step in rank.recent))
             for rank in ranks
         )
         if tokens:
@@ -196,7 +233,7 @@ class JobProgress:
     def page(self) -> Iterator[Block]:
         """Yield the table of the job's ranks, and the ranks' notes."""
         ranks = sorted(self.ranks.values(), key=lambda rank: rank.rank)
-        timed = [rank for rank in ranks if rank.step_ns]
+        timed = [rank for rank in ranks if rank.timed]
         if timed:
             columns = ("rank", "steps", "p50", "p99", "data", "forward", "backward", "optimizer", "watch itself")
             yield Table(columns, [_row(rank) for rank in timed[:MOST_ROWS]], words=(), keys=1)
@@ -222,11 +259,12 @@ RULE_WORDS = {
 
 
 def _row(rank: RankProgress) -> list[str]:
-    total_ns = sum(rank.step_ns)
-    shares = [rank.phases_ns.get(name) for name in ("data", "forward", "backward", "optimizer", "own")]
+    step_ns, phases_ns = rank.step_ns, rank.phases_ns
+    total_ns = sum(step_ns)
+    shares = [phases_ns.get(name) for name in PHASES]
     return [
         *(str(rank.rank), f"{rank.steps:,}"),
-        *(_seconds(_quantile(rank.step_ns, 50)), _seconds(_quantile(rank.step_ns, 99))),
+        *(_seconds(_quantile(step_ns, 50)), _seconds(_quantile(step_ns, 99))),
         *("-" if share is None else _percent(share / max(1, total_ns)) for share in shares),
     ]
 
@@ -243,9 +281,9 @@ def _quantile(values: Sequence[int], percent: int) -> float:
     return float(values[0]) if len(values) == 1 else quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _share(recent: Iterable[tuple[int, int, float]]) -> float:
-    steps = list(recent)
-    return sum(data_ns for _, data_ns, _ in steps) / max(1, sum(step_ns for step_ns, _, _ in steps))
+def _share(steps: Sequence[_Timed]) -> float:
+    """Return the share of the steps' time that was spent waiting for data."""
+    return sum(step.phases_ns.get("data", 0) for step in steps) / max(1, sum(step.step_ns for step in steps))
 
 
 class LiveLine:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed, Misuse, say
@@ -103,9 +104,6 @@ def watch(request: WatchRequest) -> int:
             code = run_child(
                 request.command, environment(os.environ, folder / HOOK_FOLDER), umask=request.umask, on_beat=beat
             )
-        except InfrastructureFailed:
-            shutil.rmtree(folder)
-            raise
         finally:
             live.close()
         _keep(request, folder, document | _end_of(code), progress, windows)
@@ -160,6 +158,7 @@ def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
         raise Misuse(f"the folder of runs {request.runs} has a {os.pathsep!r}, which ends an entry of PYTHONPATH")
     try:
         make_folder(folder, exist_ok=False)
+        stack.push(partial(_remove_unused, folder))
         lock = lock_folder(folder)
         assert lock is not None, "nobody else knows the folder yet"
         stack.callback(os.close, lock)
@@ -231,6 +230,12 @@ def _keep(
         say("no process reported anything, so the run's folder was removed")
     else:
         say(f"run {folder.name}: {folder}")
+
+
+def _remove_unused(folder: Path, error: type[BaseException] | None, *_: object) -> None:
+    """Remove the folder of a command that was not started: interrupted before, or the folder could not be written."""
+    if error is not None:
+        _remove_empty(folder)
 
 
 def _remove_empty(folder: Path) -> bool:

@@ -59,21 +59,32 @@ def request_window(run: Path, steps: int, why: str) -> int:
     try:
         make_subfolder(run / FOLDER)
         number = _new_folder(run / FOLDER)
-        request = {"id": number, "steps": min(MOST_STEPS, steps), "why": why}
-        replace_file(draft, msgspec.json.encode(request))
         try:
+            request = {"id": number, "steps": min(MOST_STEPS, steps), "why": why}
+            replace_file(draft, msgspec.json.encode(request))
             path.hardlink_to(draft)  # Atomic, and fails if there is another request.
-        except FileExistsError:
-            (run / FOLDER / str(number)).rmdir()
-            raise Misuse(
-                f"{run.name} already has a pending window request, which its ranks take up at the end of a step; wait"
-                " for it"
-            ) from None
+        except BaseException:  # A folder without a request would count as an open window.
+            _take_request_away(path, number)
+            with suppress(OSError):
+                (run / FOLDER / str(number)).rmdir()
+            raise
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
+    except FileExistsError:
+        raise Misuse(
+            f"{run.name} already has a pending window request, which its ranks take up at the end of a step; wait"
+            " for it"
+        ) from None
     except OSError as error:
         raise InfrastructureFailed(f"{run} cannot be written: {error.strerror}; make room") from None
     return number
+
+
+def _take_request_away(path: Path, number: int) -> None:
+    """Remove the request for this window, if it is there."""
+    with suppress(OSError, msgspec.DecodeError, KeyError):
+        if msgspec.json.decode(read_small(path, follows_link=False), type=dict[str, Any])["id"] == number:
+            path.unlink()
 
 
 def _new_folder(windows: Path) -> int:
@@ -91,10 +102,7 @@ def withdraw_window(run: Path, number: int) -> bool:
     """Withdraw a request for a window; return whether it was withdrawn before the ranks agreed on its steps."""
     from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
 
-    path = run / HOOK_FOLDER / REQUEST
-    with suppress(OSError, msgspec.DecodeError, KeyError):
-        if msgspec.json.decode(read_small(path, follows_link=False), type=dict[str, Any])["id"] == number:
-            path.unlink()
+    _take_request_away(run / HOOK_FOLDER / REQUEST, number)
     if window_folder(run, number).agreed is None:
         drop_window(run, number, "withdrawn before the ranks agreed on its steps")
         if window_folder(run, number).agreed is None:

@@ -20,7 +20,7 @@ from tests.support.netbox import INTERFACE, NAMED, NetBox, netbox
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = ROOT / "tests" / "bench" / "cli" / "watching" / "watched" / "programs" / "nodes.py"
+PROGRAM = Path(__file__).with_name("watched_training.py")
 STEPS = 30
 TORCHRUN = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1"
 

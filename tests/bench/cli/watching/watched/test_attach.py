@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.errors import Misuse
+from bench.errors import InfrastructureFailed, Misuse
 from bench.results.watched.windows import traced_windows
 from bench.session.watched.windows import JobWindows, request_window, withdraw_window
 from bench.store.active_runs import lock_folder
@@ -81,6 +81,19 @@ def test_a_second_request_is_refused_while_the_ranks_have_not_taken_the_first(tm
         request_window(run, 3, "test")
     assert [path.name for path in (run / "windows").iterdir()] == ["1"]
     assert [path.name for path in (run / "hook").iterdir()] == ["window.json"]
+
+
+def test_a_request_that_cannot_be_written_leaves_no_window_open(tmp_path: Path) -> None:
+    run = _job(tmp_path, "job")
+    (run / "hook").rename(run / "elsewhere")
+    windows = JobWindows(run, every_s=0.0)
+    windows.beat()
+    with pytest.raises(InfrastructureFailed, match="cannot be written"):
+        request_window(run, 3, "test")
+    assert list((run / "windows").iterdir()) == []
+    (run / "elsewhere").rename(run / "hook")
+    windows.beat()
+    assert (run / "hook" / "window.json").exists()
 
 
 def test_windows_are_asked_for_in_their_time_and_never_while_one_is_open(tmp_path: Path) -> None:

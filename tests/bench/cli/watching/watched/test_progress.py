@@ -106,6 +106,38 @@ def test_the_table_has_shares_of_the_step(progress: JobProgress, tmp_path: Path)
     assert words == ["steps are those of the optimizer; phases are shares of the step, by the host's clock"]
 
 
+def test_steps_of_a_window_are_in_no_figure_of_the_line_and_the_table(progress: JobProgress, tmp_path: Path) -> None:
+    window = json.dumps({"kind": "window", "first": 12, "last": 14, "trace": "windows/1/rank0.json"}) + "\n"
+    traced = _line(11, 3, step_ms=500, data_ms=450) + window + _line(14, 2, step_ms=500, data_ms=450)
+    (tmp_path / "watch_rank0.jsonl").write_text(_line(0, 11) + traced + _line(16, 9))
+    progress.read()
+    assert progress.line() == "step 25   p50 50.0 ms   p99 50.0 ms   waiting for data 10 %"
+    rows, _ = _page(progress)
+    assert rows == [["0", "25", "50.0 ms", "50.0 ms", "10.0 %", "-", "-", "-", "2.0 %"]]
+
+
+def test_a_window_s_steps_say_of_no_rank_that_it_is_late(progress: JobProgress, tmp_path: Path) -> None:
+    late = made_steps("ddp", steps=60, fault=Fault(rank=1, phase="data", late_ms=20))
+    for rank in range(2):
+        window = {"kind": "window", "first": 1, "last": 58, "trace": "windows/1/rank0.json"}
+        lines = [begin_line(rank), steps_line(late, rank, 0, 30), window, steps_line(late, rank, 30, 60)]
+        write_lines(tmp_path / f"watch_rank{rank}.jsonl", lines)
+    progress.read()
+    assert "late" not in (progress.line() or "")
+
+
+def test_the_traced_numbers_of_a_restarted_job_are_those_since_its_restart(
+    progress: JobProgress, tmp_path: Path
+) -> None:
+    begin = json.dumps(begin_line(0)) + "\n"
+    window = json.dumps({"kind": "window", "first": 2, "last": 3, "trace": "windows/1/rank0.json"}) + "\n"
+    before, after = begin + _line(0, 5), begin + _line(0, 3, step_ms=90) + window + _line(3, 2, step_ms=90)
+    (tmp_path / "watch_rank0.jsonl").write_text(before + after)
+    progress.read()
+    (rank,) = progress.ranks.values()
+    assert rank.step_ns == [50 * MS] * 5 + [90 * MS]
+
+
 def test_notes_of_ranks_are_shown(progress: JobProgress, tmp_path: Path) -> None:
     (tmp_path / "watch_rank0.jsonl").write_text('{"kind": "note", "text": "no steps seen: it called backward"}\n')
     progress.read()

@@ -165,6 +165,20 @@ def test_what_cannot_be_run_is_refused_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (OSError(28, "No space left on device"), 4)])
+def test_a_watch_that_ends_before_its_command_starts_leaves_no_folder(
+    error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_machine() -> None:
+        raise error
+
+    monkeypatch.setattr("bench.session.watched.session.read_machine", read_machine)
+    started, runs = tmp_path / "started", tmp_path / "runs"
+    assert main.run(["watch", "--runs", str(runs), "--", "touch", str(started)]) == code
+    assert list(runs.iterdir()) == []
+    assert not started.exists()
+
+
 def test_a_folder_that_cannot_hold_runs_is_refused_before_the_command_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

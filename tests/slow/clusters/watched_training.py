@@ -1,4 +1,4 @@
-"""A rank of DDP that torchrun or srun starts: `nodes.py STORE [CODE]` prints its host and ends with the code."""
+"""A rank of DDP that torchrun or srun starts: `watched_training.py STORE [CODE]` prints its host, ends with CODE."""
 
 # mypy: disable-error-code="no-untyped-call"
 
