@@ -16,6 +16,7 @@ from typing import Literal
 
 from msgspec.structs import replace as with_fields
 
+from bench.errors import plural
 from bench.gate.detector.hypotheses import Weighed, begin, moved_mean, since, weigh, with_reruns
 from bench.gate.detector.level_filter import Change, Filter, NightValue
 from bench.gate.detector.night import (
@@ -127,7 +128,7 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
     if len(now.nights) < settings.fewest_nights:
         expected = median(current.log_value for current in now.nights), settings.placement_sd**2
         placements = learn_offsets(night.trials, now.placements, error, expected, night.number, settings)
-        reason = f"{len(now.nights)} nights so far, and a verdict needs {settings.fewest_nights}"
+        reason = f"{plural(len(now.nights), 'night')} so far, and a verdict needs {settings.fewest_nights}"
         return JudgedNight(
             state=with_fields(now, placements=placements),
             verdict="insufficient data",

@@ -231,6 +231,7 @@ def test_rounded_values_of_which_most_are_equal_raise_no_page() -> None:
 def test_few_nights_are_insufficient_data_with_the_reason() -> None:
     found = judged(made([0.0] * 12, Noise()))
     assert {one.verdict for one in found[: SETTINGS.fewest_nights - 1]} == {"insufficient data"}
+    assert found[0].reason == f"1 night so far, and a verdict needs {SETTINGS.fewest_nights}"
     assert found[3].reason == f"4 nights so far, and a verdict needs {SETTINGS.fewest_nights}"
     assert found[SETTINGS.fewest_nights - 1].verdict != "insufficient data"
 
