@@ -156,8 +156,8 @@ def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedS
     Raises:
         Misuse: the sides are equal or cannot be compared, or one cannot run.
     """
-    find_spec(args.strategy)
     if a == b:
+        find_spec(args.strategy)  # A wrong name is refused before equal sides are.
         raise Misuse(
             "A and B are the same; give --a or --b KEY=VALUE, or --checkout-a or --checkout-b (`observatory compare"
             " --aa SUITE` measures how much two equal sides differ)"

@@ -12,7 +12,7 @@ _OLD = "20261101-010203-smoke-abc123"
 LINES = (
     # which suite
     Line("suite run", 2, "Missing argument 'NAME|FILE'"),
-    Line("suite run ''", 2, "it is empty; name one"),
+    Line("suite run ''", 2, "it is empty; leave it out, or name one"),
     Line("suite run nothing", 2, f'suite "nothing" is neither a file nor a shipped suite; {_SHIPPED}'),
     Line("suite run smke", 2, 'did you mean "smoke"?'),
     Line("suite run empty.json", 2, "empty.json is empty; a suite has"),
