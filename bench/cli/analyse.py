@@ -13,7 +13,7 @@ import click
 
 from bench.analysis.traces.analyses import ANALYSES, Analysis
 from bench.cli.completion import complete_trace
-from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText, offer_nearest
+from bench.cli.options import FORMAT, RUNS, STORE, FullTextGroup, NamedPath, NamedText, offer_nearest
 from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _not_written(path: Path, error: OSError) -> InfrastructureFailed:
 
 @click.command(
     name="merge",
-    help=_help("merge", "Merge all ranks on one clock, for ui.perfetto.dev.", _LONE, "--output merged.json.gz"),
+    help=_help("merge", "Merge all ranks on one clock, for ui.perfetto.dev.", _LONE, "--output all.json.gz"),
 )
 @_sides(_LONE)
 @click.option("--output", type=_FILE, required=True, help="Output file; compressed if its name ends in .gz.")
@@ -202,7 +202,7 @@ _OTHERS = {"merge": _merge, "flight-recorder": _flight_recorder}
 NAMES = (*(analysis.name for analysis in ANALYSES), *_OTHERS)
 
 
-class _Analyses(click.Group):
+class _Analyses(FullTextGroup):
     """A group with a command for each entry of `bench.analysis.traces.analyses` and of `_OTHERS`."""
 
     def list_commands(self, context: click.Context) -> list[str]:

@@ -140,7 +140,7 @@ def run(arguments: Sequence[str], *, umask: int | None = None) -> int:
         say(error.format_message(), is_page=True)
         return MISUSE
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx is not None else "observatory"
+        path = error.ctx.command_path if error.ctx is not None else _command_path(arguments)
         return _fail(MISUSE, f"{error.format_message()} (`{path} --help`)")
     except click.ClickException as error:
         return _fail(MISUSE, error.format_message())
@@ -201,6 +201,19 @@ def main() -> NoReturn:
     code = run(sys.argv[1:], umask=umask)
     _drop_unsaid()
     sys.exit(code)
+
+
+def _command_path(arguments: Sequence[str]) -> str:
+    """Return the command that the first words name; click's error for an option without its value has no context."""
+    command: click.Command | None = observatory
+    path = "observatory"
+    for word in arguments:
+        context = click.Context(command or observatory)
+        command = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if command is None:
+            break
+        path += f" {word}"
+    return path
 
 
 def _open_standard_streams() -> None:

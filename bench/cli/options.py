@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,18 @@ def offer_nearest(context: click.Context, args: list[str], names: Collection[str
             context.fail(f"No such command '{name}'. Did you mean '{near}'?")
 
 
-class OfferingGroup(click.Group):
+class FullTextGroup(click.Group):
+    """A group whose help has the whole line of each subcommand, wrapped, instead of its beginning."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = {name: self.get_command(context, name) for name in self.list_commands(context)}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, each.get_short_help_str(limit=sys.maxsize)) for name, each in commands.items() if each]
+            )
+
+
+class OfferingGroup(FullTextGroup):
     """A group that suggests the nearest subcommand."""
 
     def resolve_command(
@@ -66,7 +78,8 @@ class NamedText(click.types.StringParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail("it is empty; leave it out, or name one", param, ctx)
+            is_needed = param is not None and param.required
+            self.fail(f"it is empty; {'name one' if is_needed else 'leave it out, or name one'}", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -16,7 +16,7 @@ from bench.gate.cause.definition import definition_words
 from bench.gate.gated import gated_metrics, why_step_not_gated, without_logarithms
 from bench.gate.verdicts import KnownSeries, labels_of
 from bench.store.history import History
-from bench.store.suite_record import FAILED, SuiteRecord
+from bench.store.suite_record import CHOICE, FAILED, SuiteRecord
 from bench.store.summary import Summary, series_of
 
 Kind = Literal[
@@ -127,7 +127,10 @@ def _of_night(
         yield Missing(kind="stalled", suite=night.suite, what=night.suite, reason=reason)
         return
     if night.outcome == "interrupted":
-        reason = f"{night.id} was interrupted; `observatory suite run {night.suite} --resume {night.id}` continues it"
+        again = f"`observatory suite run {night.suite} --resume {night.id}` continues it"
+        if night.suite == CHOICE:
+            again = f"`observatory choose --resume {night.id}` with the same options continues it"
+        reason = f"{night.id} was interrupted; {again}"
         kind: Kind = "unfinished" if night.period_s is None else "interrupted"
         yield Missing(kind=kind, suite=night.suite, what=night.suite, reason=reason)
         return

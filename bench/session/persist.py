@@ -130,16 +130,29 @@ def _scaling(
         return (), ()
     if explicit_baseline is not None:
         return (_efficiency(summary, explicit_baseline, is_beside=False, is_told=True),), ()
-    cases = {scaling: one_rank_baseline(summary.case, scaling) for scaling in get_args(Scaling)}
+    cases = _one_rank_baselines(summary.case)
     efficiencies = [
         _efficiency(summary, candidate, is_beside=True)
         for case in cases.values()
         for candidate in interleaved
-        if case is not None and candidate.case.key() == case.key() and candidate.trials_done
+        if candidate.case.key() == case.key() and candidate.trials_done
     ]
     if efficiencies or history is None:
         return tuple(efficiencies), ()
     return _against_history(summary, machine, cases, history)
+
+
+def _one_rank_baselines(case: Case) -> dict[Scaling, Case]:
+    """Return the case of one rank for each scaling that has one.
+
+    A parameter server with one worker has the same one for both scalings, which counts as weak.
+    """
+    cases: dict[Scaling, Case] = {}
+    for scaling in get_args(Scaling):
+        baseline = one_rank_baseline(case, scaling)
+        if baseline is not None and baseline.key() not in {other.key() for other in cases.values()}:
+            cases[scaling] = baseline
+    return cases
 
 
 def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
@@ -178,13 +191,13 @@ def _against_named(summary: Summary, baseline: NamedBaseline) -> tuple[tuple[Sca
 
 
 def _against_history(
-    summary: Summary, machine: Machine, cases: Mapping[Scaling, Case | None], history: History
+    summary: Summary, machine: Machine, cases: Mapping[Scaling, Case], history: History
 ) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
     """Return efficiencies against the newest baselines measured in the same way, and notes if there are none."""
     efficiencies: list[ScalingEfficiency] = []
     notes: list[str] = []
     for scaling, case in cases.items():
-        candidates = () if case is None else history.baselines(case.key(), summary.hardware, limit=BASELINES_SEEN)
+        candidates = history.baselines(case.key(), summary.hardware, limit=BASELINES_SEEN)
         reasons = []  # Why each candidate, newest first, was not measured like the run.
         for candidate in candidates:
             candidate_machine = history.machine(candidate.run)

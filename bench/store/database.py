@@ -6,6 +6,7 @@ Every failure becomes a message of one line, which never shows the password.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import resource
@@ -108,6 +109,9 @@ def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
         Misuse: the URL requests something impossible.
         InfrastructureFailed: the folder or the driver is missing.
     """
+    pool_log = logging.getLogger("sqlalchemy.pool")
+    if not pool_log.handlers:  # Else a Ctrl-C while a connection closes prints a traceback before our own line.
+        pool_log.addHandler(logging.NullHandler())
     try:
         if url.get_backend_name() == "sqlite":
             return _connect_sqlite(url, writable, is_glance)

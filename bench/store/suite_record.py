@@ -18,6 +18,8 @@ SuiteOutcome = Literal["running", "done", "failed", "interrupted"]
 
 SCHEMA_VERSION = 2
 """Version of records with dropped cases, which older versions cannot read; other records are written as version 1."""
+CHOICE = "choose"
+"""Name of the suite runs that `observatory choose` measures."""
 
 
 class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):

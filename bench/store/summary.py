@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -154,8 +154,11 @@ def decode(data: bytes, source: str = "summary") -> Summary:
                 f"{source}: written with schema version {version}, but this program reads up to {SCHEMA_VERSION};"
                 " use the version that wrote it"
             )
-        return msgspec.json.decode(data, type=Summary)
+        summary = msgspec.json.decode(data, type=Summary)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(
             f"{source}: is not a summary ({error}); delete it, and the run is read again from its logs"
         ) from None
+    if len(summary.scaling) > 1:  # Older runs have one twice where both scalings have the same baseline.
+        summary = replace(summary, scaling=tuple(dict.fromkeys(summary.scaling)))
+    return summary

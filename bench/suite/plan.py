@@ -365,7 +365,7 @@ def _planned(
     noise = noise_of_series(case, series.get((case.key(), hardware), ()), RUN_STEP_SECONDS)
     planned = replace(planned, noise=noise if isinstance(noise, TrialNoise) else None)
     if not past:
-        return replace(planned, why_no_estimate=f"the history has no recent run of it on {hardware}")
+        return replace(planned, why_no_estimate=f"no recent run on {hardware} is in the history")
     estimate_s = case.trials * min(suite_case.limit_s, median(past) * _steps(case))
     return replace(planned, estimate_s=estimate_s)
 

@@ -265,7 +265,8 @@ class SuiteProgress(Display):
             is_drill = summary.outcome != "done"
             words, reason = ("failed as expected", reason) if is_drill else (words, headline(summary))
         after = f" after {duration(self._clock_s() - self._begun_s[name])}" if name in self._begun_s else ""
-        self.tell(f"{name}: {words}{after}: {reason}")
+        # A probe of several figures has no headline.
+        self.tell(f"{name}: {words}{after}" + ("" if reason == "-" else f": {reason}"))
 
     def _time_left(self) -> str:
         """Return the remaining time, from the estimates of the cases that have not ended."""

@@ -67,7 +67,8 @@ def divisibility_refusals(setup: Setup, *, ranks: int, option: str | None = None
         # Megatron copies kv heads if there are more ranks. DTensor's plan divides a weight or keeps it whole: for
         # copies on some ranks of an axis, it would neither sum the gradients nor know the norm.
         single = "; no kv head is copied to a second rank" if ranks > shape.kv_heads else ""
-        sharing, fit = (f"{ranks} ranks", "ranks would fit") if option is None else (f"{option} {ranks}", "would fit")
+        noun = "rank" if fitting == ["1"] else "ranks"
+        sharing, fit = (f"{ranks} ranks", f"{noun} would fit") if option is None else (f"{option} {ranks}", "would fit")
         yield (
             f"{' and '.join(uneven)} cannot be shared equally by {sharing}; {' or '.join(fitting)} {fit}"
             f" {', '.join(sharded)}{single}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from bench.analysis.choosing.ground import Ground
 from bench.analysis.prediction.forecast import why_no_step
 from bench.analysis.prediction.from_history import Place, history_calibration
-from bench.case import Case
+from bench.case import Case, check, settle
 from bench.errors import Misuse
 from bench.machine.gpus import Gpu
 from bench.machine.machine import hardware_here
@@ -24,13 +24,17 @@ def ground_here(bases: Sequence[Case], history: Runs, *, cores: int, gpus: Seque
     """Return the ground on this machine. bases: a case of each strategy, all on the same ranks.
 
     Raises:
-        Misuse: the history lacks a rate for every strategy; the message has the command that measures it.
+        Misuse: the history lacks a rate for every strategy; the message has the command that measures it. Or no
+            strategy has a step on these ranks.
         InfrastructureFailed: the history cannot be read.
     """
     first = bases[0]
     hardware = hardware_here(first.device, cores=cores, gpus=gpus)
-    of_bases = {base.strategy: history_calibration(Place(case=base, hardware=hardware), history) for base in bases}
-    reasons = {base.strategy: why_no_step(base, of_bases[base.strategy]) for base in bases}
+    possible = [base for base in bases if _has_step(base)]
+    if not possible:
+        check(settle(first), is_here=False)  # Refuses with the reason.
+    of_bases = {base.strategy: history_calibration(Place(case=base, hardware=hardware), history) for base in possible}
+    reasons = {base.strategy: why_no_step(base, of_bases[base.strategy]) for base in possible}
     known = [name for name, reason in reasons.items() if reason is None]
     if not known:
         reason = next(reason for reason in reasons.values() if reason is not None)
@@ -45,6 +49,12 @@ def ground_here(bases: Sequence[Case], history: Runs, *, cores: int, gpus: Seque
         calibration=of_bases[fullest],
         by_strategy=of_bases,
     )
+
+
+def _has_step(base: Case) -> bool:
+    """Return whether the cost models describe a step of this case, which a refused mesh or split of layers prevents."""
+    spec = base.spec()
+    return base.ranks >= spec.needs.minimum_ranks and not spec.all_refusals(settle(base), is_here=False)
 
 
 def _room_bytes(device: Device, ranks: int, gpus: Sequence[Gpu]) -> int | None:

@@ -93,7 +93,7 @@ def _left_out(ranking: Ranking) -> Iterator[str]:
     refused = sum(each.count for each in ranking.refused)
     yield (
         f"{ranking.setups_count:,} setups of {plural(len(ranking.searches), 'strategy', 'strategies')}:"
-        f" {refused:,} refused, {ranking.unfit_count:,} do not fit, {ranking.slower_count:,} skipped, because they"
+        f" {refused:,} refused, {ranking.unfit_count:,} do not fit, {ranking.slower_count:,} skipped because they"
         f" cannot be faster, {ranking.predicted_count:,} predicted in full"
     )
     reasons: dict[str, tuple[int, set[str]]] = {}

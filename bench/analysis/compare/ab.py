@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from bench.case import LONGEST_NOTE, Case, Purpose, known_options
+from bench.case import LONGEST_NOTE, Case, Purpose, find_spec, known_options
 from bench.engines.local import LocalEngine
 from bench.engines.wire.trees import RankTree
 from bench.errors import Misuse
@@ -157,6 +157,7 @@ def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedS
         Misuse: the sides are equal or cannot be compared, or one cannot run.
     """
     if a == b:
+        find_spec(args.strategy)  # A wrong name is refused before equal sides are.
         raise Misuse(
             "A and B are the same; give --a or --b KEY=VALUE, or --checkout-a or --checkout-b (`observatory compare"
             " --aa SUITE` measures how much two equal sides differ)"

@@ -185,9 +185,9 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
         yield "unsure: ~N more trials on each side would decide, with 80 % power"
     if any(each.outcome == "unsure" and each.change.is_short for each in judged) and not is_watched:
         yield (
-            f"fewer than {LEAST_APART} trials of a side, measured apart, show only a difference beyond {LARGE:g}x,"
-            f" unless its series has about {LEAST_KNOWN // 2} other runs of 3 trials: all of them may lie in one of two"
-            f" modes; use --trials {LEAST_APART} or `observatory compare --ab`"
+            f"fewer than {LEAST_APART} trials a side, measured apart, may all lie in one of two modes, so a change"
+            f" counts only if its interval is beyond {LARGE:g}x; use --trials {LEAST_APART} or `observatory compare"
+            f" --ab`, or collect about {LEAST_KNOWN // 2} runs of 3 trials in each series"
         )
     if reasons := dict.fromkeys(each.change.reason for each in judged if each.outcome == "insufficient_data"):
         next_step = "longer runs have intervals" if is_watched else "use --trials 5"

@@ -65,11 +65,12 @@ def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[T
         for line in finding.evidence:
             if line not in diagnosis.root_cause:
                 yield from _wrapped(line, "  ")
-        if finding.doubt is not None and finding is not diagnosis.limit:  # The doubt of the limit is at the top.
+        # The doubt of the limit, and of a suspect that leaves the limit unknown, is at the top.
+        if finding.doubt is not None and finding is not diagnosis.limit and finding.doubt not in diagnosis.reason:
             yield from _wrapped(f"unsure: {finding.doubt}", "  ")
         if (why := finding.why_not_expected) is not None:
             reason = "see missing" if any(why in line for line in diagnosis.missing) else why
-            yield from _wrapped(f"the prediction is not available: {reason}", "  ")
+            yield from _wrapped(f"no prediction: {reason}", "  ")
         for lever in finding.levers:
             yield from _wrapped(f"try {_lever_words(lever)}", "  ")
     if diagnosis.missing:

@@ -160,7 +160,7 @@ def _memory(summary: Summary | None) -> Estimate | None:
 def _left_out(end: RaceEnd, beyond: Sequence[CaseResult]) -> str | None:
     """Return a line on the cases that are not in the table, each with its reason."""
     words = [
-        f"{case.name} {case.words}: {case.reason}"
+        f"{case.name} {case.words}" + ("" if case.reason is None else f": {case.reason}")
         for case in end.result.cases
         if case.summary is None or not case.summary.trials_done
     ]

@@ -51,6 +51,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
     from bench.session.session import open_session
     from bench.store.history import History, NoStoreYet, check_store
     from bench.store.run_dir import check_place
+    from bench.store.suite_record import CHOICE
     from bench.suite.folder import find_to_resume
     from bench.suite.plan import plan_suite
     from bench.suite.progress import SuiteProgress
@@ -58,7 +59,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
     check_place(options.runs_folder)
     check_store(options.store_url)
     node = read_node()
-    suite = race_suite(cases, "choose", options.limit_s)
+    suite = race_suite(cases, CHOICE, options.limit_s)
     try:
         with History(options.store_url, writable=False, is_glance=True) as history:
             plan = plan_suite(suite, node, history)

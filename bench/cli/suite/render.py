@@ -68,7 +68,8 @@ def render(
 
     \b
     Example:
-      observatory suite render scaling --nodes 4 --ranks-per-node 8 --engine-file kubernetes.toml
+      observatory suite render scaling --nodes 4 --ranks-per-node 8 \\
+        --engine-file kubernetes.toml
     """
     from bench.engines.cluster import Capacity
     from bench.engines.kubernetes.manifests import SuiteJob, as_yaml, check_nodes, manifests

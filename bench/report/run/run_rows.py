@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from rich.console import Console
 
+from bench.errors import plural
 from bench.report.format import figure, percent, wide_interval_notes
 from bench.report.table import Table, open_console, print_page
 from bench.results.estimate import Estimate, of_metric
@@ -189,7 +190,7 @@ def _batches(summaries: Sequence[Summary]) -> list[Row]:
         batch = summary.effective_batch
         microbatches = batch.get("parts", batch.get("accumulate", 1))  # Runs from before pipelines have `accumulate`.
         split = f" x {microbatches} parts" if microbatches > 1 else ""
-        return f"{batch['total']} = {batch['local']} local x {batch['data_ranks']} ranks{split}"
+        return f"{batch['total']} = {batch['local']} local x {plural(batch['data_ranks'], 'rank')}{split}"
 
     return [_row("effective batch", summaries, cell)]
 

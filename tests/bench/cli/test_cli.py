@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -161,6 +162,35 @@ def test_help_lists_each_command_with_its_own_first_line() -> None:
         assert command.help.splitlines()[0] == line
         # Python 3.13 takes the indentation off a docstring, earlier versions leave it.
         assert "Example:\n  observatory " in inspect.cleandoc(command.help)
+
+
+def _commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*words, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*words, name))
+
+
+def test_no_help_is_wider_than_80_columns_or_cut_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ((), *_commands(main.observatory)):
+        assert main.run([*words, "--help"]) == 0
+        for line in capsys.readouterr().out.splitlines():
+            assert len(line) <= 80, line
+            assert line.startswith("Usage:") or not re.search(r"\w\.\.\.$", line), line
+
+
+@pytest.mark.parametrize("words", ["show --setting", "suite run smoke --set", "run ddp --ranks"])
+def test_an_option_without_its_value_names_the_help_of_its_command(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(words.split()) == 2
+    command = words.removesuffix(f" {words.split()[-1]}").removesuffix(" smoke").removesuffix(" ddp")
+    assert capsys.readouterr().err.endswith(f"requires an argument. (`observatory {command} --help`)\n")
 
 
 def test_list_as_json_has_each_strategy_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:

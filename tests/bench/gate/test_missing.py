@@ -9,7 +9,7 @@ from bench.gate.check import SuiteCheck, check_suite
 from bench.gate.missing import NIGHTS_SEEN
 from bench.rank.messages import FailureCause
 from bench.store.history import History
-from bench.store.suite_record import CaseOutcome
+from bench.store.suite_record import CHOICE, CaseOutcome
 from bench.store.summary import Summary
 from dashboards.thresholds import shipped
 from tests.bench.made.examples import make_case
@@ -222,6 +222,14 @@ def test_a_suite_run_that_goes_on_is_not_judged_yet_and_one_that_stands_still_is
     assert check.missing == ()
     stalled = _check(history, 5, hours=3)
     assert _said(stalled) == [("stalled", "nightly")]
+
+
+def test_an_interrupted_choice_names_its_own_command(history: History) -> None:
+    FakeNights(history, suite=CHOICE).add_record(0, done=0, outcome="interrupted", period_s=None)
+    check = check_suite(history, CHOICE, history.suite_runs(99), since_ns=None, now_ns=FIRST_NS + DAY_NS)
+    assert [one.reason for one in check.missing] == [
+        "night0000 was interrupted; `observatory choose --resume night0000` with the same options continues it"
+    ]
 
 
 def test_an_interrupted_night_names_the_command_that_goes_on(history: History) -> None:

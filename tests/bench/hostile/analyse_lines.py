@@ -6,7 +6,7 @@ from tests.bench.hostile.line import Line
 
 LONG = "a" * 300
 _TRACE = "a trace is JSON, or JSON.gz, as torch.profiler exports it"
-_EMPTY = "it is empty; leave it out, or name one"
+_EMPTY = "it is empty; name one"
 
 LINES = (
     Line("analyse", 2, "Missing command"),

@@ -29,6 +29,7 @@ LINES = (
     # --ab
     Line("compare --ab", 2, "requires an argument"),
     Line("compare --ab ''", 2, "it is empty"),
+    Line("compare --ab dpp", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
     Line("compare --ab ddp --aa smoke", 2, "--ab and --aa exclude each other"),
     Line("compare x --ab ddp", 2, "--ab measures now, and takes no A and B from the history; leave x out"),
     Line("compare --ab ddp --only x", 2, "--only is for --aa; leave it out"),

@@ -10,7 +10,7 @@ _NO_RUN = "is unknown; the history has no run yet, `observatory run` makes one"
 LINES = (
     Line("diagnose pipe-run", 2, "pipe-run/case.json cannot be read: Is a named pipe"),
     Line("diagnose", 2, "Missing argument 'RUN'"),
-    Line("diagnose ''", 2, "it is empty; leave it out, or name one"),
+    Line("diagnose ''", 2, "it is empty; name one"),
     Line("diagnose nothing", 2, f'run "nothing" {_NO_RUN}'),
     Line("diagnose \x1b[31m", 2, 'run "\\x1b[31m" is unknown'),
     Line("diagnose \udcff", 2, _NO_RUN),

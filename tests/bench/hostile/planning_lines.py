@@ -37,7 +37,7 @@ LINES = (
     Line("predict ddp --store notaurl", 2, "the store's URL cannot be read"),
     Line("predict ddp --store sqlite:///nowhere.sqlite", 4, "does not exist yet"),
     Line("choose", 2, "Missing option '--shape'"),
-    Line("choose --shape ''", 2, "it is empty; leave it out, or name one"),
+    Line("choose --shape ''", 2, "it is empty; name one"),
     Line(f"choose --shape huge {_ON}", 2, 'shape "huge" is unknown; use one of tiny'),
     Line("choose --shape 8b --on h100x9", 2, 'machine "h100x9" is unknown; did you mean "h100x8"?'),
     Line("choose --shape 8b --on nothing.toml", 2, "nothing.toml"),

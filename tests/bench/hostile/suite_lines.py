@@ -17,7 +17,7 @@ LINES = (
     Line("suite nope", 2, "No such command 'nope'. (`observatory suite --help`)"),
     Line("suite schema x", 2, "unexpected extra argument (x)"),
     Line("suite plan", 2, "Missing argument 'NAME|FILE'"),
-    Line("suite plan ''", 2, "it is empty; leave it out, or name one"),
+    Line("suite plan ''", 2, "it is empty; name one"),
     Line("suite plan smoek", 2, 'suite "smoek" is neither a file nor a shipped suite; did you mean "smoke"?'),
     Line("suite plan \x1b[31msmoke", 2, 'suite "\\x1b[31msmoke" is neither a file nor a shipped suite'),
     Line("suite plan \udcff", 2, 'suite "\\udcff" is neither a file nor a shipped suite'),

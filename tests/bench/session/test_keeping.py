@@ -17,7 +17,7 @@ from bench.store.history import History
 from bench.store.run_dir import begin, load, summarise
 from collectors.metrics.probes import RUN_LINK_BANDWIDTH
 from collectors.metrics.results import RUN_EXPECTED_EFFICIENCY
-from tests.bench.made.examples import SMALL, make_machine, make_probe, make_summary
+from tests.bench.made.examples import SMALL, make_machine, make_probe, make_summary, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import CAUSE, DDP, DDP_STEPS_S, SINGLE, SINGLE_STEPS_S, ddp_summary, find, measure_fake
 
@@ -71,6 +71,20 @@ def test_efficiency_is_read_against_the_newest_baseline_of_the_history(tmp_path:
         ("weak", baselines[0].run, False),
         ("strong", baselines[1].run, False),
     ]
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_a_baseline_that_is_weak_and_strong_gives_one_efficiency(
+    is_beside: bool, tmp_path: Path, history: History
+) -> None:
+    """One of the two ranks is a server, so that one rank trains the whole batch in both scalings."""
+    engine = FakeEngine(make_machine(), {"parameter_server": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    served = small_case("parameter_server", ranks=2, trials=3, model=SINGLE.model)
+    together = [[SINGLE, served]] if is_beside else [[SINGLE], [served]]
+    for cases in together:
+        measured = measure_fake(tmp_path, engine, *cases).summaries
+        kept = persist(measured, engine.machine(), history, explicit_baseline=None).summaries
+    assert [(found.scaling, found.is_beside) for found in kept[-1].scaling] == [("weak", is_beside)]
 
 
 def test_a_baseline_beside_the_run_has_no_other_added_from_the_history(tmp_path: Path, history: History) -> None:

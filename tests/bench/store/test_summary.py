@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.errors import Misuse
@@ -14,6 +16,11 @@ from tests.bench.made.examples import make_summary
 def test_a_summary_survives_json() -> None:
     summary = make_summary()
     assert decode(encode(summary)) == summary
+
+
+def test_an_efficiency_that_was_stored_twice_is_read_once() -> None:
+    summary = make_summary()
+    assert decode(encode(replace(summary, scaling=summary.scaling * 2))) == summary
 
 
 def test_a_summary_keeps_the_peak_behind_its_mfu() -> None:

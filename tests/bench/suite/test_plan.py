@@ -368,7 +368,7 @@ def test_a_run_elsewhere_or_one_that_failed_gives_no_estimate(folder: Path, chan
     planned = _one(folder, ONE, HERE, run)
     assert planned.estimate_s is None
     assert planned.why_no_estimate is not None
-    assert planned.why_no_estimate.startswith("the history has no recent run of it on ")
+    assert planned.why_no_estimate.startswith("no recent run on ")
 
 
 def test_without_a_history_the_reason_stands_in_place_of_estimates(folder: Path) -> None:

@@ -45,7 +45,7 @@ def test_heads_that_ranks_cannot_share_are_refused_with_the_ranks_that_could() -
 def test_every_dimension_that_is_divided_must_be_divisible(dimension: str) -> None:
     changes: dict[str, Any] = {dimension: 65}
     (reason,) = TensorParallelSpec().refusals(setup(shape=replace(SMALL, **changes)))
-    assert reason.startswith(f"{dimension} 65 cannot be shared equally by 2 ranks; 1 ranks would fit")
+    assert reason.startswith(f"{dimension} 65 cannot be shared equally by 2 ranks; 1 rank would fit")
 
 
 def test_the_sequence_is_divided_with_the_stream_only() -> None:

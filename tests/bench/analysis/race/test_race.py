@@ -326,6 +326,14 @@ def test_the_page_has_ten_lines_at_most_the_fastest_first(night: RaceNight) -> N
     assert str(last) == sentence(end)
 
 
+def test_a_case_that_never_began_is_named_without_a_reason(night: RaceNight) -> None:
+    night.breaks = [{("ddp", 0): KeyboardInterrupt()}]
+    end = night.race("ddp", "fsdp")
+    cases = tuple(replace(case, outcome=None, reason=None, summary=None) for case in end.result.cases)
+    lines = [str(line) for line in race_page(replace(end, result=replace(end.result, cases=cases)))]
+    assert "ddp missing; fsdp missing" in lines
+
+
 def test_a_program_reads_the_winner_and_each_case(night: RaceNight) -> None:
     night.ranks = Ranks(1, factors={"fsdp": 1.5})
     end = night.race("fsdp", "ddp", "single", refusals={"single": "it needs 8 GPUs"})

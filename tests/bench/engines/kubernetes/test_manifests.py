@@ -266,6 +266,7 @@ def test_the_examples_of_help_and_of_the_page_render(settings: Path, capsys: pyt
     page = Path(__file__).parents[4] / "docs" / "clusters" / "kubernetes.md"
     assert command.commands["render"].help is not None
     text = page.read_text() + str(command.commands["render"].help)
+    text = re.sub(r" \\\n +", " ", text)  # One example goes on in a second line.
     examples = re.findall(r"^ +observatory suite render (.*?)(?: --output .*)?$", text, re.MULTILINE)
     assert len(examples) == 2
     for example in examples:

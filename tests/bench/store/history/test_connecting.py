@@ -37,6 +37,30 @@ def test_the_default_is_a_file_in_the_users_data_folder() -> None:
     assert default_url() == f"sqlite:///{platformdirs.user_data_dir('parallel-observatory')}/history.sqlite"
 
 
+_INTERRUPTED_RETURN = """
+import sys
+from sqlalchemy import event, text
+from bench.store.database import connect, parse_url
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+engine = connect(parse_url(sys.argv[1]), writable=True)
+event.listen(engine, "reset", interrupt)
+try:
+    with engine.connect() as connection:
+        connection.execute(text("select 1"))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interruption_while_a_connection_is_returned_prints_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED_RETURN, f"sqlite:///{tmp_path / 'history.sqlite'}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("interrupted\n", "")
+
+
 def test_the_users_data_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     with History() as history:

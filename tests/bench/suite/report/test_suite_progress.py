@@ -13,7 +13,7 @@ from bench.suite.ledger import Judgement
 from bench.suite.progress import SuiteProgress
 from collectors.metrics.rank import OVERLAP_RATIO, RESIDENT_BYTES, TOKENS_PER_SECOND
 from collectors.sample_log import Reading, SampleLog
-from tests.bench.made.examples import make_machine, make_summary
+from tests.bench.made.examples import make_machine, make_probe, make_summary
 from tests.bench.made.fake_runs import CAUSE
 from tests.bench.made.fake_suites import FakeClock, planned
 
@@ -75,6 +75,14 @@ def test_a_fire_drill_that_ended_as_expected_is_called_so() -> None:
     progress = SuiteProgress("smoke", is_drawn=False, tell=said.append)
     progress.case_ended(planned("ddp"), Judgement(outcome="done", reason="killed"), make_summary(outcome="failed"))
     assert said == ["ddp: failed as expected: killed"]
+
+
+def test_a_probe_without_a_headline_ends_with_its_outcome() -> None:
+    said: list[str] = []
+    progress = SuiteProgress("smoke", is_drawn=False, tell=said.append)
+    summary = make_summary(case=make_probe("pairs"), estimates=(), scaling=())
+    progress.case_ended(planned("pairs", "ddp"), Judgement(outcome="done"), summary)
+    assert said == ["pairs: done"]
 
 
 def test_who_wants_no_lines_gets_none() -> None:

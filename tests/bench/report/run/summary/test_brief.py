@@ -85,6 +85,13 @@ def test_what_is_left_of_fifteen_rows_is_filled() -> None:
     assert few == ["ranks", "effective batch", "weak scaling efficiency", "loss, last step"]
 
 
+@pytest.mark.parametrize(("ranks", "words"), [(1, "4 = 4 local x 1 rank"), (2, "8 = 4 local x 2 ranks")])
+def test_the_effective_batch_counts_its_ranks(ranks: int, words: str) -> None:
+    batch = {"local": 4, "data_ranks": ranks, "total": 4 * ranks}
+    (row,) = [row for row in all_rows([make_summary(effective_batch=batch)]) if row.title == "effective batch"]
+    assert row.cells == (words,)
+
+
 def test_every_row_of_before_is_among_the_details() -> None:
     shown = {row.title for row in all_rows([_full()])}
     assert {"traced idle", "model FLOP/s/device (PaLM)", "loss, last step", "  spread of steps"} <= shown

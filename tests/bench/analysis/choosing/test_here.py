@@ -1,0 +1,58 @@
+"""The ground of a choice on this machine: strategies without a setup on these ranks have no rates and stop nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.analysis.choosing.here import ground_here
+from bench.analysis.choosing.question import Question
+from bench.errors import Misuse
+from bench.machine.machine import hardware_here
+from bench.store.history import History
+from tests.bench.made.calibrations import add_copies, add_matmul, add_sweep
+from tests.bench.made.examples import make_case
+from workloads.cost_models.shape import PRESETS
+
+
+def question_of(*strategies: str, ranks: int) -> Question:
+    """A batch that 2, 3 and 4 ranks share equally."""
+    return Question(
+        shape=replace(PRESETS["tiny"], batch=12), ranks=ranks, nodes=1, device="cpu", backend="gloo",
+        precision="fp32", strategies=strategies,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    """With all rates on 2, 3 and 4 ranks."""
+    hardware = hardware_here("cpu", cores=2, gpus=())
+    with History(f"sqlite:///{tmp_path / 'history.sqlite'}") as history:
+        for ranks in (2, 3, 4):
+            for add in (add_matmul, add_copies, add_sweep):
+                add(history, make_case(ranks=ranks), hardware, run=f"{add.__name__}-{ranks}")
+        yield history
+
+
+@pytest.mark.parametrize(
+    ("ranks", "possible"),
+    [
+        (2, {"ddp", "gpipe", "interleaved"}),  # three_d needs 4 ranks.
+        (3, {"ddp"}),  # 3 stages do not divide 4 layers.
+        (4, {"ddp", "gpipe", "three_d"}),  # Nor do 4 ranks x 2 stages.
+    ],
+)
+def test_strategies_that_cannot_run_on_these_ranks_do_not_stop_the_others(
+    ranks: int, possible: set[str], history: History
+) -> None:
+    bases, _ = question_of("ddp", "gpipe", "interleaved", "three_d", ranks=ranks).bases()
+    assert set(ground_here(bases, history, cores=2, gpus=()).by_strategy) == possible
+
+
+def test_a_single_strategy_that_cannot_run_says_what_it_needs(history: History) -> None:
+    bases, _ = question_of("three_d", ranks=2).bases()
+    with pytest.raises(Misuse, match="three_d: ranks is 2; it needs 4 or more ranks"):
+        ground_here(bases, history, cores=2, gpus=())
