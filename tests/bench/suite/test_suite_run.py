@@ -342,9 +342,7 @@ def test_a_run_over_other_nodes_begins_again(night: FakeNight) -> None:
     night.run(plan_of(planned("ddp")))
     night.resume(plan_of(planned("ddp", case=small_case("ddp", 2, trials=3, nodes=2))))
     assert night.orders[-3:] == [("ddp", 0), ("ddp", 1), ("ddp", 2)]
-    assert any(
-        line.endswith("it began as ddp on 2, and is ddp on 2 over 2 nodes now") for line in night.display.lines
-    )
+    assert any(line.endswith("it began as ddp on 2, and is ddp on 2 over 2 nodes now") for line in night.display.lines)
 
 
 # Tags and budgets
