@@ -19,6 +19,8 @@ REASONS = {
     ("collectors/watch/observatory_watch_process.py", "fcntl.lockf"): "in an interpreter without our packages",
     ("collectors/watch/observatory_watch_window.py", "open"): "in an interpreter without our packages",
     ("collectors/watch/observatory_watch_window.py", "os.replace"): "in an interpreter without our packages",
+    ("collectors/watch/observatory_watch_tracer.py", "open"): "in an interpreter without our packages",
+    ("collectors/watch/observatory_watch_tracer.py", "os.replace"): "in an interpreter without our packages",
     ("bench/session/watched/windows.py", "hardlink_to"): "a request in the hook's folder, where only the first may be",
     ("collectors/watch/observatory_watch_still.py", "open"): "in an interpreter without our packages: the run's folder",
     ("collectors/watch/observatory_watch_still.py", "os.replace"): "in an interpreter without our packages",

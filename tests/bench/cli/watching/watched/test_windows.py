@@ -394,7 +394,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 PHASES = ("none", "data", "forward", "backward", "optimizer")
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_a_window_names_the_late_rank_and_its_phase_or_says_unsure(strategy: str, tmp_path: Path) -> None:
     done, run = _watch(tmp_path, *TORCHRUN, str(PROGRAMS / "windows.py"), strategy, *PHASES)
@@ -416,7 +416,7 @@ def test_a_window_names_the_late_rank_and_its_phase_or_says_unsure(strategy: str
     }
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_five_windows_without_a_fault_name_nobody(strategy: str, tmp_path: Path) -> None:
     done, run = _watch(tmp_path, *TORCHRUN, str(PROGRAMS / "windows.py"), strategy, *["none"] * 5)
