@@ -42,7 +42,7 @@ class Scheme(Protocol):
 
     All ranks compute the same bits, so that their weights stay equal: values that differ between ranks are either
     reduced by the library, which gives each rank the same sum, or gathered and then added in the order of the ranks.
-    Results that a rank then computes by itself, for example orthonormal factors, are equal only if all devices are of
+    Results that each rank then computes locally, for example orthonormal factors, are equal only if all devices are of
     one kind.
     """
 

@@ -31,9 +31,9 @@ class NewestSteps:
     def leave_out(self, numbers: range) -> None:
         """Leave out the steps of these numbers, which a profiler made slower."""
         self._left_out.append(numbers)
-        kept = [step for step in self.of_number if step[0] not in numbers]
+        others = [step for step in self.of_number if step[0] not in numbers]
         self.of_number.clear()
-        self.of_number.extend(kept)
+        self.of_number.extend(others)
 
     def take(self, text: bytes) -> Steps | None:
         """Add the steps of a line, and return them; None if the line is malformed."""
