@@ -6,9 +6,10 @@ rate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.analysis.choosing.ground import Ground
+from bench.analysis.choosing.setups import setups_of
 from bench.analysis.prediction.forecast import why_no_step
 from bench.analysis.prediction.from_history import Place, history_calibration
 from bench.case import Case, check, settle
@@ -17,44 +18,50 @@ from bench.machine.gpus import Gpu
 from bench.machine.machine import hardware_here
 from bench.machine.preflight import available_bytes
 from bench.store.links import Runs
-from workloads.spec import Device
+from workloads.spec import Device, OptionValue
 
 
-def ground_here(bases: Sequence[Case], history: Runs, *, cores: int, gpus: Sequence[Gpu]) -> Ground:
-    """Return the ground on this machine. bases: a case of each strategy, all on the same ranks.
+def ground_here(
+    bases: Sequence[Case], fixed: Mapping[str, OptionValue], history: Runs, *, cores: int, gpus: Sequence[Gpu]
+) -> Ground:
+    """Return the ground on this machine.
+
+    bases: a case of each strategy, all on the same ranks. fixed: options that the user set.
 
     Raises:
         Misuse: the history lacks a rate for every strategy; the message has the command that measures it. Or no
-            strategy has a step on these ranks.
+            strategy can run on these ranks.
         InfrastructureFailed: the history cannot be read.
     """
     first = bases[0]
     hardware = hardware_here(first.device, cores=cores, gpus=gpus)
-    possible = [base for base in bases if _has_step(base)]
+    possible = [case for base in bases if (case := _runnable(base, fixed)) is not None]
     if not possible:
         check(settle(first), is_here=False)  # Refuses with the reason.
-    of_bases = {base.strategy: history_calibration(Place(case=base, hardware=hardware), history) for base in possible}
-    reasons = {base.strategy: why_no_step(base, of_bases[base.strategy]) for base in possible}
+    rates = {case.strategy: history_calibration(Place(case=case, hardware=hardware), history) for case in possible}
+    reasons = {case.strategy: why_no_step(case, rates[case.strategy]) for case in possible}
     known = [name for name, reason in reasons.items() if reason is None]
     if not known:
         reason = next(reason for reason in reasons.values() if reason is not None)
         raise Misuse(f"nothing is predicted here: {reason.reason}; or plan for another machine with --on")
     # A strategy that sends nothing needs no link.
-    fullest = max(known, key=lambda name: len(of_bases[name].rests_on))
+    fullest = max(known, key=lambda name: len(rates[name].rests_on))
     return Ground(
         ranks=first.ranks,
         nodes=1,
         room_bytes=_room_bytes(first.device, first.ranks, gpus),
         machine=None,
-        calibration=of_bases[fullest],
-        by_strategy=of_bases,
+        calibration=rates[fullest],
+        by_strategy=rates,
     )
 
 
-def _has_step(base: Case) -> bool:
-    """Return whether the cost models describe a step of this case, which a refused mesh or split of layers prevents."""
-    spec = base.spec()
-    return base.ranks >= spec.needs.minimum_ranks and not spec.all_refusals(settle(base), is_here=False)
+def _runnable(base: Case, fixed: Mapping[str, OptionValue]) -> Case | None:
+    """Return the case, or the strategy's first setup that can run if its defaults cannot; None if no setup can."""
+    settled, needs = settle(base), base.spec().needs
+    if base.ranks >= needs.minimum_ranks and not base.spec().all_refusals(settled, is_here=False):
+        return settled
+    return next(iter(setups_of(base, fixed).cases), None)
 
 
 def _room_bytes(device: Device, ranks: int, gpus: Sequence[Gpu]) -> int | None:

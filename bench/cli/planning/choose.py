@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -18,7 +18,7 @@ from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT, ON, RUNS, SHARING, STORE, Duration, NamedPath, NamedText
 from bench.cli.run.case_options import LIMIT, GroupedCommand, named_option
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
-from workloads.spec import ChosenPrecision, Precision
+from workloads.spec import ChosenPrecision, OptionValue, Precision
 
 if TYPE_CHECKING:
     from bench.analysis.choosing.ground import Ground
@@ -157,7 +157,7 @@ def command(
         question, cores, gpus = _here(shape, ranks, precision, strategies, options)
         bases, fixed = question.bases()
         try:
-            ground = _ground_here(question, bases, cores, gpus, store_url)
+            ground = _ground_here(question, bases, fixed, cores, gpus, store_url)
         except Misuse as error:
             if not is_measured or output is not None:
                 raise
@@ -260,7 +260,12 @@ def _here(
 
 
 def _ground_here(
-    question: Question, bases: Sequence[Case], cores: int, gpus: Sequence[Gpu], store_url: str | None
+    question: Question,
+    bases: Sequence[Case],
+    fixed: Mapping[str, OptionValue],
+    cores: int,
+    gpus: Sequence[Gpu],
+    store_url: str | None,
 ) -> Ground:
     """Return the ground that the history of this machine provides.
 
@@ -273,7 +278,7 @@ def _ground_here(
 
     try:
         with History(store_url, writable=False, is_glance=True) as history:
-            return ground_here(bases, history, cores=cores, gpus=gpus)
+            return ground_here(bases, fixed, history, cores=cores, gpus=gpus)
     except NoStoreYet:
         raise Misuse(
             "nothing is predicted here: the history has no run yet; `observatory run matmul`, `copies` and"

@@ -10,6 +10,7 @@ import pytest
 
 from bench.analysis.choosing.here import ground_here
 from bench.analysis.choosing.question import Question
+from bench.case import check, settle
 from bench.errors import Misuse
 from bench.machine.machine import hardware_here
 from bench.store.history import History
@@ -41,7 +42,7 @@ def history(tmp_path: Path) -> Iterator[History]:
     ("ranks", "possible"),
     [
         (2, {"ddp", "gpipe", "interleaved"}),  # three_d needs 4 ranks.
-        (3, {"ddp"}),  # 3 stages do not divide 4 layers.
+        (3, {"ddp", "gpipe"}),  # 3 stages divide 4 layers only with balance=flops.
         (4, {"ddp", "gpipe", "three_d"}),  # Nor do 4 ranks x 2 stages.
     ],
 )
@@ -49,10 +50,20 @@ def test_strategies_that_cannot_run_on_these_ranks_do_not_stop_the_others(
     ranks: int, possible: set[str], history: History
 ) -> None:
     bases, _ = question_of("ddp", "gpipe", "interleaved", "three_d", ranks=ranks).bases()
-    assert set(ground_here(bases, history, cores=2, gpus=()).by_strategy) == possible
+    assert set(ground_here(bases, {}, history, cores=2, gpus=()).by_strategy) == possible
+
+
+def test_a_strategy_whose_defaults_cannot_run_has_the_rates_of_a_setup_that_can(history: History) -> None:
+    """One kv head refuses two tensor ranks, three_d's default on 4 ranks."""
+    question = question_of("three_d", ranks=4)
+    question = replace(question, shape=replace(question.shape, kv_heads=1))
+    bases, fixed = question.bases()
+    with pytest.raises(Misuse):
+        check(settle(bases[0]))
+    assert set(ground_here(bases, fixed, history, cores=2, gpus=()).by_strategy) == {"three_d"}
 
 
 def test_a_single_strategy_that_cannot_run_says_what_it_needs(history: History) -> None:
     bases, _ = question_of("three_d", ranks=2).bases()
     with pytest.raises(Misuse, match="three_d: ranks is 2; it needs 4 or more ranks"):
-        ground_here(bases, history, cores=2, gpus=())
+        ground_here(bases, {}, history, cores=2, gpus=())

@@ -71,8 +71,8 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 @pytest.mark.parametrize("strategy", TRAINING)
 def test_by_the_history_of_this_machine(strategy: str, history: History) -> None:
-    case = make_case(strategy, ranks=1 if strategy == "single" else 4)
-    case = replace(case, model=replace(case.shape, layers=8))
+    case = make_case(strategy, ranks=1 if strategy == "single" else 4, batch=24)
+    case = replace(case, model=replace(case.shape, layers=8, heads=4, kv_heads=4))
     add_matmul(history, case, HARDWARE, rates=(0.9e11, 1e11, 1.2e11))
     add_copies(history, case, HARDWARE)
     add_sweep(history, case, HARDWARE)
@@ -86,7 +86,7 @@ def test_by_the_history_of_this_machine(strategy: str, history: History) -> None
     calibration = history_calibration(Place(case=case, hardware=HARDWARE), history)
     forecast = step_forecast(case, calibration)
     assert isinstance(forecast.step, StepTime)
-    chosen = Pricing(ground=ground_here([case], history, cores=2, gpus=())).candidate(case)
+    chosen = Pricing(ground=ground_here([case], {}, history, cores=2, gpus=())).candidate(case)
     assert isinstance(chosen, Candidate)
     assert stored.step_s == shown.step_s == forecast.step.step_s
     assert chosen.step_s == pytest.approx(forecast.step.step_s)
