@@ -8,6 +8,7 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 5, 70, 130
@@ -115,3 +116,21 @@ def interrupt_in_order(effect: str = "; completed work is kept") -> None:
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Shells ignore it for background jobs.
         signal.signal(signal.SIGINT, interrupt)
+
+
+@contextlib.contextmanager
+def end_signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal (SIGHUP) interrupt like Ctrl-C, unless they are ignored, as under nohup."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    former = {
+        number: signal.signal(number, interrupt) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

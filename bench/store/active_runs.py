@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,6 +171,15 @@ def run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
         with contextlib.suppress(PermissionError):  # Another user's.
             if has_case(folder):
                 yield folder
+
+
+_RUN = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{6}")
+
+
+def name_of(folder: Path) -> str | None:
+    """Return the strategy or watched job that a run's folder is named after; None if it has no such name."""
+    match = _RUN.fullmatch(folder.name)
+    return None if match is None else match[1]
 
 
 def unreported_folders(runs: Path) -> Iterator[Path]:

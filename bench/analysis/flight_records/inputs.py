@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.errors import Misuse, plural
+from bench.store.active_runs import name_of, run_folders
 from bench.store.files import read_small
 from collectors.flight_records.dumps import Dump, NotADump, rank_in_name, read_dump
 
@@ -28,7 +29,7 @@ class Dumps:
 
 
 def read_dumps(names: Sequence[str], runs_folder: Path, *, ranks: Sequence[int] = ()) -> Dumps:
-    """Read the dumps of these names: files, folders, or runs in the folder of runs.
+    """Read the dumps of these names: files, folders, or runs in the folder of runs: by id, or the newest by name.
 
     ranks: the rank of each file, in order; empty to take the ranks from the files' names.
 
@@ -67,8 +68,9 @@ def read_dumps(names: Sequence[str], runs_folder: Path, *, ranks: Sequence[int] 
 def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the files of a name, and whether the user named each directly as a dump."""
     path = Path(name)
-    if not path.exists() and path.name == name and (runs_folder / name).is_dir():
-        path = runs_folder / name
+    if not path.exists() and path.name == name:
+        named = [folder for folder in run_folders(runs_folder) if name_of(folder) == name]
+        path = next((each for each in (runs_folder / name, *reversed(named)) if each.is_dir()), path)
     try:
         if not path.is_dir():
             if not path.exists():

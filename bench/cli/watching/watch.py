@@ -45,7 +45,11 @@ class Minutes(click.ParamType):  # type: ignore[type-arg]  # Generic only in new
     help="What tells runs of the same name apart, for example model=7b. Repeatable.",
 )
 @click.option(
-    "--attach", "attached", metavar="NAME", type=NamedText(), help="Name of a running watched job to trace now."
+    "--attach",
+    "attached",
+    metavar="NAME",
+    type=NamedText(),
+    help="Name or run id of a running watched job to trace now.",
 )
 @click.option(
     "--window-every",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from bench.errors import Misuse
 from bench.store import run_dir
-from bench.store.active_runs import has_case, is_running
+from bench.store.active_runs import has_case, is_running, name_of
 from bench.store.files import read_small
 from bench.store.summary import Summary
 from collectors.files import is_ours, user_name
-
-_RUN = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{6}")
 
 
 def active_summary(text: str, runs: Path) -> Summary | None:
@@ -27,7 +24,7 @@ def active_summary(text: str, runs: Path) -> Summary | None:
         folder = Path(text).absolute()
         return _summarise(folder) if _is_active(folder) else None
     active = [path for path in _folders(runs) if _is_active(path)]
-    named = [path for path in active if path.name == text or _name_of(path) == text]
+    named = [path for path in active if path.name == text or name_of(path) == text]
     if named:
         return _summarise(named[-1])
     begins = [path for path in active if text and path.name.startswith(text)]
@@ -45,13 +42,13 @@ def _summarise(folder: Path) -> Summary:
 
 
 def running_job(name: str, runs: Path) -> Path:
-    """Return the folder of the newest run of this name that is watched now.
+    """Return the folder of the run of this id, or the newest of this name, that is watched now.
 
     Raises:
         Misuse: no such run is active, or it belongs to another user.
     """
     folders = _folders(runs)
-    named = [path for path in folders if _name_of(path) == name]
+    named = [path for path in folders if name in (path.name, name_of(path))]
     for run in reversed(named):
         if _is_active(run):
             return run
@@ -63,7 +60,7 @@ def running_job(name: str, runs: Path) -> Path:
         raise Misuse(
             f"watched job {name} has ended; `observatory show {name}` shows it, and a window needs a running job"
         )
-    active = dict.fromkeys(each for path in folders if (each := _name_of(path)) is not None and _is_active(path))
+    active = dict.fromkeys(each for path in folders if (each := name_of(path)) is not None and _is_active(path))
     those = f"watched now: {', '.join(active)}" if active else "no job is watched now"
     raise Misuse(f"--attach {name}: there is no such job in {runs}; {those}")
 
@@ -74,11 +71,6 @@ def _folders(runs: Path) -> list[Path]:
         return sorted(path for path in runs.absolute().iterdir() if path.is_dir() and not path.is_symlink())
     except OSError:
         return []
-
-
-def _name_of(run: Path) -> str | None:
-    match = _RUN.fullmatch(run.name)
-    return None if match is None else match[1]
 
 
 def _is_active(run: Path) -> bool:

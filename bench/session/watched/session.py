@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import InfrastructureFailed, Misuse, end_signals_interrupt, say
 from bench.machine.machine import read as read_machine
 from bench.report.table import open_console, print_page
 from bench.session.watched.child import exit_code, run_child
@@ -85,9 +85,10 @@ def watch(request: WatchRequest) -> int:
     check_waits(request.command)
     run_dir.check_place(request.runs)
     with ExitStack() as stack:
-        folder = _make_folder(request, stack)
-        document = _describe(request, folder)
-        _write_document(folder, document)
+        with end_signals_interrupt():
+            folder = _make_folder(request, stack)
+            document = _describe(request, folder)
+            _write_document(folder, document)
         if not request.is_quiet:
             say(f"run {folder.name}: `observatory show {request.name}` shows it while it runs")
         slower = SlowerSteps(request.block_ns) if request.has_slow_windows else None

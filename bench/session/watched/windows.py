@@ -10,19 +10,17 @@ import math
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
 
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import InfrastructureFailed, Misuse, end_signals_interrupt, say
 from bench.results.watched.details import TracedWindow
 from bench.results.watched.windows import RESULT, WindowFolder, missed, window_folder, window_numbers
 from bench.session.watched.active import running_job
@@ -256,7 +254,7 @@ class JobWindows:
 
 
 def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
-    """Request a window from the watched job of this name, and return it once its traces are joined.
+    """Request a window from the watched job of this name or run id, and return it once its traces are joined.
 
     Returns None if the job ended first. Ctrl-C, SIGTERM and a closed terminal withdraw the request.
 
@@ -269,7 +267,7 @@ def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
     ranks = [int(match[1]) for path in run.iterdir() if (match := _RANK.fullmatch(path.name))]
     if ranks and 0 not in ranks:
         raise Misuse(f"{run.name} has no rank 0, which chooses the steps; trace the run of that rank's node")
-    with _interruptible():
+    with end_signals_interrupt():
         number = request_window(run, steps, "--attach")
         try:
             say(f"{run.name}: asked the ranks to trace {steps} steps; they take up the request at the end of a step")
@@ -282,24 +280,6 @@ def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
                     f"the ranks have agreed on window {number} and trace it; `observatory show {name}` shows its result"
                 )
             raise
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal (SIGHUP) interrupt like Ctrl-C, unless they are ignored, as under nohup."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    former = {
-        number: signal.signal(number, interrupt) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 def _wait_for(run: Path, number: int, name: str) -> TracedWindow | None:

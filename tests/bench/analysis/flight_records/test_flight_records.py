@@ -51,6 +51,15 @@ def test_the_first_line_names_the_rank_that_is_missing(tmp_path: Path) -> None:
     assert "has not entered" in _analyse(*files, "--rank", 1, "--rank", 0).stdout.replace("rank 0", "")
 
 
+def test_a_watched_job_is_found_by_its_name(tmp_path: Path) -> None:
+    for day, late in (("26", 0), ("27", 1)):
+        run = _late(tmp_path / f"202611{day}-120000-llama-sft-abc123", "watch_rank{}.flight.pickle", late=late)
+        for name in ("watch.json", "machine.json", "watch_rank0.jsonl"):
+            (run / name).write_text("{}")
+    assert _analyse("llama-sft", "--runs", tmp_path).stdout.splitlines()[0] == WORDS
+    assert "does not exist" in _refusal("llama", "--runs", tmp_path)
+
+
 def test_what_is_no_dump_in_a_folder_is_skipped_and_named(tmp_path: Path) -> None:
     _late(tmp_path)
     (tmp_path / "nccl_trace_rank_2").write_bytes(b"\x80\x02.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from bench.cli import main
 from bench.errors import InfrastructureFailed, Misuse
 from bench.results.watched.windows import traced_windows
+from bench.session.watched.active import running_job
 from bench.session.watched.windows import JobWindows, request_window, withdraw_window
 from bench.store.active_runs import lock_folder
 
@@ -45,6 +48,16 @@ def test_a_job_that_has_ended_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     _job(tmp_path, "job")
     assert _attach(tmp_path, "job") == 2
     assert "watched job job has ended" in capsys.readouterr().err
+
+
+def test_a_job_is_also_found_by_its_run_id(tmp_path: Path) -> None:
+    run, newer = _job(tmp_path, "job"), tmp_path / "20261128-120000-job-abc123"
+    shutil.copytree(run, newer)
+    locks = [lock_folder(each) for each in (run, newer)]
+    assert running_job("job", tmp_path) == newer
+    assert running_job(run.name, tmp_path) == run
+    for lock in filter(None, locks):
+        os.close(lock)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -125,6 +138,7 @@ def test_an_interrupted_attach_takes_its_request_back(number: signal.Signals, tm
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=partial(signal.signal, number, signal.SIG_DFL),  # The tests may run under nohup.
     )
     assert attach.stderr is not None
     assert "asked the ranks to trace 12 steps" in attach.stderr.readline()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,6 +178,21 @@ def test_a_watch_that_ends_before_its_command_starts_leaves_no_folder(
     assert main.run(["watch", "--runs", str(runs), "--", "touch", str(started)]) == code
     assert list(runs.iterdir()) == []
     assert not started.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_command_starts_leaves_no_folder(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.session.watched.session.read_machine", lambda: signal.raise_signal(number))
+    runs = tmp_path / "runs"
+    former = signal.signal(number, signal.SIG_DFL)  # The tests may run under nohup.
+    try:
+        assert main.run(["watch", "--runs", str(runs), "--", "true"]) == 130
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, former)
+    assert list(runs.iterdir()) == []
 
 
 def test_a_folder_that_cannot_hold_runs_is_refused_before_the_command_starts(
