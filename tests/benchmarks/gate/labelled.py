@@ -14,7 +14,6 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -80,7 +79,7 @@ def main() -> int:
         python = otava_runs.make_environment((arguments.otava_venv or temporary / "venv").absolute())
         parts = {part: chosen[part :: arguments.processes] for part in range(arguments.processes)}
         found = otava_runs.run(parts, python, (arguments.keep or temporary / "series").absolute(), arguments.processes)
-    assert Counter(found) == Counter(one.name for one in chosen)
+    assert sorted(found) == sorted(one.name for one in chosen)
     rules: dict[str, Callable[[JudgedSeries], Alerts]] = {OURS: lambda one: one.alerts[OURS]}
     for variant, name in RIVALS.items():
         rules[name] = lambda one, variant=variant: found[one.name][variant][0]  # type: ignore[misc]
