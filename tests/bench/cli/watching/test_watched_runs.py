@@ -208,7 +208,7 @@ def test_an_active_run_is_the_newest_of_its_name_and_shows_what_is_known_so_far(
         assert (code, out.splitlines()[0].endswith(", active")) == (0, True)
         assert "next: `observatory watch --attach llama-sft` traces the same steps" in out
         (document,) = json.loads(place.said("show", "llama-sft", "--format", "json")[1])
-        assert document["watched"]["is_active"]
+        assert (document["outcome"], document["watched"]["is_active"]) == ("active", True)
         rows = list(csv.DictReader(io.StringIO(place.said("show", "llama-sft", "--format", "csv")[1])))
         assert {row["outcome"] for row in rows} == {"active"}
         assert "day00-llama-sft: done" in place.said("show", "day00")[1]
