@@ -22,6 +22,7 @@ import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse, end_signals_interrupt, say
 from bench.results.watched.details import TracedWindow
+from bench.results.watched.still import phase_words
 from bench.results.watched.windows import RESULT, WindowFolder, missed, window_folder, window_numbers
 from bench.session.watched.active import running_job
 from bench.session.watched.slower import SLOWER, SlowerSteps
@@ -210,7 +211,9 @@ class JobWindows:
         ratios = (("exposed", window.exposed_ratio), ("waiting", window.waiting_ratio))
         words = [f"{name} {100 * ratio:.0f} %" for name, ratio in ratios if ratio is not None]
         if window.late is not None and window.late.rank is not None:
-            words.append(f"rank {window.late.rank} late" + (f" in {window.late.phase}" if window.late.phase else ""))
+            words.append(
+                f"rank {window.late.rank} late" + (f" {phase_words(window.late.phase)}" if window.late.phase else "")
+            )
         traced = f"traced: {', '.join(words)}" if words else None
         return "; ".join(filter(None, (window.why if is_slow else None, traced))) or None
 
