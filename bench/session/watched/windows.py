@@ -98,7 +98,7 @@ def _new_folder(windows: Path) -> int:
 
 
 def withdraw_window(run: Path, number: int) -> bool:
-    """Withdraw a request for a window; return whether it was withdrawn before the ranks agreed on its steps."""
+    """Withdraw a request for a window; return whether no steps are traced: the ranks had not agreed on any."""
     from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
 
     _take_request_away(run / HOOK_FOLDER / REQUEST, number)
@@ -107,7 +107,8 @@ def withdraw_window(run: Path, number: int) -> bool:
         if window_folder(run, number).agreed is None:
             return True
         (run / FOLDER / str(number) / RESULT).unlink(missing_ok=True)  # They agreed meanwhile.
-    return False
+    agreed = window_folder(run, number).agreed
+    return agreed is not None and agreed.dropped is not None
 
 
 class JobWindows:

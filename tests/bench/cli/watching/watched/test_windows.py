@@ -133,6 +133,32 @@ def test_a_request_that_is_withdrawn_traces_nothing_and_the_next_one_is_taken(tm
     assert "dropped" not in _written(tmp_path, "window.json", number=2)
 
 
+class WithdrawingStore(FakeStore):
+    """A store in which the request is withdrawn just before it answers, when rank 0 has seen all ranks' steps."""
+
+    request: Path
+
+    def get(self, key: str) -> bytes:
+        self.request.unlink(missing_ok=True)
+        return super().get(key)
+
+
+def test_a_request_that_is_withdrawn_while_the_ranks_agree_traces_nothing(tmp_path: Path) -> None:
+    store = WithdrawingStore()
+    store.request = tmp_path / "hook" / "window.json"
+    ranks = [FakeRank(tmp_path, rank, 2, store) for rank in range(2)]
+    _ask(tmp_path)
+    for _ in range(25):
+        for rank in ranks:
+            rank.step()
+    assert [path.name for path in (tmp_path / "windows" / "1").iterdir()] == ["window.json"]
+    assert _written(tmp_path, "window.json")["dropped"] == "withdrawn while the ranks agreed on its steps"
+    _ask(tmp_path, number=2)
+    for rank in ranks:
+        rank.step(11)
+    assert "2 steps 1" in store.values
+
+
 def test_a_withdrawn_request_leaves_the_one_after_it(tmp_path: Path) -> None:
     store = FakeStore()
     ranks = [FakeRank(tmp_path, rank, 2, store) for rank in range(2)]
