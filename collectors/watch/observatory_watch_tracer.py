@@ -29,7 +29,9 @@ STILL = "observatory_watch_still"
 PATH = rb'(?<=["\s=:(,])/(?:[^\s"/\\:]+/)+[^\s"/\\:]*'
 """An absolute path in a trace, as a whole string or within one."""
 CHUNK_BYTES = 4 << 20
-PHASES = ("data", "forward", "backward", "optimizer")
+BEFORE_BACKWARD = "before backward"
+PHASES = ("data", "forward", "backward", "optimizer", BEFORE_BACKWARD)
+"""Without a batch of a DataLoader, nothing shows where in a step forward begins: the time is only before backward."""
 
 
 class CannotTrace(Exception):
@@ -95,6 +97,8 @@ class Tracer:
         """End a traced step and begin the next one."""
         self._end_step()
         self._begin_step()
+        if self._phases is not None:
+            self._phases.step_ends()
 
     def stop(self, path: str) -> dict[str, list[tuple[int, int]]]:
         """End the last step and the recording, and write the trace; return each phase's begins and ends in Unix ns.
@@ -201,7 +205,7 @@ class Phases:
         self._times: dict[str, list[tuple[int, int]]] = {name: [] for name in PHASES}
         self._depth = dict.fromkeys(PHASES, 0)
         self._began_ns = dict.fromkeys(PHASES, 0)
-        self._free_ns = time.time_ns()
+        self._free_ns, self._has_batch = time.time_ns(), False
         for name in self.NAMES:
             setattr(watch, name, self._around(getattr(watch, name), *name.split("_")))
 
@@ -220,7 +224,7 @@ class Phases:
         if self._depth[phase] == 1:
             self._began_ns[phase] = now
             if phase == "backward":
-                self._add("forward", self._free_ns, now)
+                self._add("forward" if self._has_batch else BEFORE_BACKWARD, self._free_ns, now)
 
     def _leave(self, phase: str) -> None:
         now = time.time_ns()
@@ -230,6 +234,11 @@ class Phases:
             began_ns = self._began_ns[phase]
             self._add(phase, max(began_ns, self._free_ns) if phase == "optimizer" else began_ns, now)
             self._free_ns = now
+            self._has_batch |= phase == "data"
+
+    def step_ends(self) -> None:
+        """Begin the next step, which needs a batch of its own."""
+        self._has_batch = False
 
     def _add(self, phase: str, began_ns: int, ended_ns: int) -> None:
         if began_ns and began_ns < ended_ns:

@@ -257,6 +257,13 @@ class Windows:
         window = {**request, "first": first, "last": first + request["steps"] - 1}
         window.update(world_size=self._place()[1], unix_s=time.time())
         self._write(window, REQUEST, window)
+        # Whoever withdraws removes the request and then looks for the steps, so at least one side sees the other's.
+        if self._is_mine and self._request() != request:
+            why = "withdrawn while the ranks agreed on its steps"
+            if store is not None:
+                store.set(f"{request['id']} commit", json.dumps({"dropped": why}))
+            self._give_up(why)
+            return
         if store is not None:
             store.set(f"{request['id']} commit", json.dumps(window))
         self._take(window)

@@ -87,6 +87,11 @@ def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
         )
     except OSError as error:
         raise Misuse(f"{error.filename or name} cannot be read: {error.strerror or error}") from None
+    if not files and (path / "watch.json").is_file():
+        raise Misuse(
+            f"watched run {path.name} has no Flight Record: a rank writes one when its steps stop, if it uses"
+            " torch.distributed"
+        )
     if not files:
         raise Misuse(
             f"{path} holds no dump of the Flight Recorder; torch writes one for each rank on a timeout if"

@@ -19,6 +19,7 @@ from bench.errors import InfrastructureFailed, plural
 from bench.results.timelines import read_traces, save_timeline
 from bench.results.watched.details import Late, TracedWindow
 from bench.results.watched.rank_files import PHASES
+from bench.results.watched.still import BEFORE_BACKWARD, phase_words
 from bench.results.watched.windows import RESULT, RankPhases, WindowFolder, missed, phases_of, window_folder
 from collectors.files import replace_file
 from collectors.traces.analyzers.collectives import Collectives, collectives
@@ -44,6 +45,8 @@ PHASE_RATIO = 0.6
 """A phase is named if it explains at least this share of the rank's delay."""
 LEFT_LATER: Activity = "an earlier collective"
 """Activity of a rank that did no more work than the others, but left the previous collective later."""
+NAMES = (*PHASES, BEFORE_BACKWARD)
+"""Phases that a rank records with its trace."""
 MOST_PARTS = 3
 KEPT_TRACES = 4
 """Newest windows of a run whose traces are kept; of older windows, only the results are."""
@@ -199,7 +202,7 @@ def _late(judged: Straggler, spent_ns: Mapping[str, float], cost_ratio: float, l
     where = (
         "no single phase explains the delay"
         if phase is None
-        else f"{100 * min(1.0, share):.0f} % of the delay is in {phase}"
+        else f"{100 * min(1.0, share):.0f} % of the delay is {phase_words(phase)}"
     )
     return Late(
         verdict="late",
@@ -235,14 +238,14 @@ def _phases_of_delay(
     # If the device's own work made the rank late, the host's phases ended long before; each kernel's launch gives its
     # phase.
     is_device = by_rank[judged.rank].is_device and judged.cause not in ("host", "data loading")
-    spent_ns = dict.fromkeys(PHASES, 0.0)
+    spent_ns = dict.fromkeys(NAMES, 0.0)
     launched = (
         {rank: _Launched(timeline, phases.get(rank, {})) for rank, timeline in by_rank.items()} if is_device else {}
     )
     for arrival, own_ns in zip(arrivals, own_delays_ns(arrivals), strict=True):
         other, windows = _windows(arrival, alignment.offset_ns)
         for rank, sign in ((arrival.rank, 1), (other, -1)):
-            for name in PHASES:
+            for name in NAMES:
                 if is_device:
                     within_ns = launched[rank].within_ns(name, windows[rank])
                 else:
@@ -276,7 +279,7 @@ class _Launched:
         rows = np.flatnonzero(timeline.of_kind("compute"))
         launched_ns = launches(timeline).start_ns[rows]
         self._busy = {}
-        for name in PHASES:
+        for name in NAMES:
             edges = np.array(phases.get(name, ()), dtype=np.int64).reshape(-1, 2)
             place = np.searchsorted(edges[:, 0], launched_ns, side="right") - 1
             is_inside = (place >= 0) & (launched_ns < edges[np.maximum(place, 0), 1]) if len(edges) else place >= 0

@@ -259,7 +259,7 @@ def print_summaries(
     write(
         format_name,
         _page(summaries, console, has_details=has_details, has_stages=has_stages, predicted=predicted),
-        lambda: summaries,
+        lambda: [{**msgspec.to_builtins(each), "outcome": outcome_of(each)} for each in summaries],
         (row for summary in summaries for row in _rows(summary)),
         COLUMNS,
         console,

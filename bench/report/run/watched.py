@@ -12,7 +12,7 @@ from bench.report.format import figure, readable
 from bench.report.table import Block, Table, whole, write
 from bench.results.estimate import Estimate, of_metric
 from bench.results.watched.details import Late, TracedWindow, WatchedDetails, WatchedRank
-from bench.results.watched.still import duration_words, still_words
+from bench.results.watched.still import duration_words, phase_words, still_words
 from bench.store.summary import Summary, outcome_of
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
@@ -111,10 +111,10 @@ def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
 
 def late_lines(late: Late) -> Iterator[str]:
     """Yield the late rank in words, or why none is named."""
-    if late.rank is None or late.step_ratio is None:
+    if late.rank is None or late.phase is None or late.step_ratio is None:
         yield f"who is late: unsure: {late.reason}"
         return
-    yield f"who is late: rank {late.rank} in {late.phase}, by {100 * late.step_ratio:.0f} % of the step"
+    yield f"who is late: rank {late.rank} {phase_words(late.phase)}, by {100 * late.step_ratio:.0f} % of the step"
     yield late.reason
 
 
@@ -134,7 +134,7 @@ def window_lines(window: TracedWindow) -> Iterator[str]:
     step = [] if window.step_s is None else [f"traced step {readable(1e9 * window.step_s, 'ns')}"]
     yield f"  {'; '.join([*step, *(known or ['no communication in the traces'])])}"
     if window.late is not None and window.late.rank is not None:
-        where = f" in {window.late.phase}" if window.late.phase else ""
+        where = f" {phase_words(window.late.phase)}" if window.late.phase else ""
         yield f"  late by the traces: rank {window.late.rank}{where}: {window.late.reason}"
     elif window.late is not None:
         yield f"  late by the traces: unsure: {window.late.reason}"

@@ -194,8 +194,13 @@ def work_of(job: Job) -> tuple[Work, str]:
 
 
 def phase_means(job: Job, index: int) -> dict[str, float | None]:
-    """Return the mean seconds of each phase on one of the job's ranks; None for a phase that some step lacks."""
+    """Return the mean seconds of each phase on one of the job's ranks; None for a phase that some step lacks.
+
+    data is also None if no step has a batch from a DataLoader of torch: the wait for data is unknown then, not 0.
+    """
     of_rank = {name: job.rank_s[name][index] for name in PHASES}
+    if not of_rank["data"].any():
+        of_rank["data"] = of_rank["data"][:0]
     return {
         name: float(column.mean()) if column.size and not np.isnan(column).any() else None
         for name, column in of_rank.items()

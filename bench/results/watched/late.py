@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from bench.results.watched.details import Late
 from bench.results.watched.job import LEAST_STEPS, Job
 from bench.results.watched.rank_files import PHASES
+from bench.results.watched.still import BEFORE_BACKWARD
 
 LATE_RATIO = 0.05
 """Share of the median step by which a rank must be later than all others to be named."""
@@ -34,12 +35,17 @@ _MAY_WAIT_BEFORE = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A rank that may be late. late_s: median over steps. is_open: whether waiting would look the same."""
+    """A rank that may be late. late_s: median over steps. is_open: whether waiting would look the same.
+
+    has_batch: whether a DataLoader of torch gives the step's batch, after which forward begins; without it, time
+    between steps looks like forward.
+    """
 
     rank: int
     phase: str
     late_s: float
     is_open: bool
+    has_batch: bool
 
 
 def find_late(job: Job) -> Late:
@@ -82,11 +88,14 @@ def find_late(job: Job) -> Late:
             reason=f"{words}, which may be work, or waiting within an accumulated gradient; calls of backward in a step"
             f" are {_calls_words(job)}",
         )
+    phase, spends = first.phase, "spends that time in it"
+    if phase == "forward" and not first.has_batch:
+        phase, spends = BEFORE_BACKWARD, "spends that time before backward: in forward, or in loading or logging"
     return Late(
         verdict="late",
-        reason=f"{words} in the median step, and spends that time in it; the others wait for it afterwards",
+        reason=f"{words} in the median step, and {spends}; the others wait for it afterwards",
         rank=first.rank,
-        phase=first.phase,
+        phase=phase,
         late_s=first.late_s,
         step_ratio=first.late_s / step_s,
     )
@@ -146,7 +155,8 @@ def _candidates(job: Job, places: Sequence[int], step_s: float) -> Iterator[_Can
             late_s = float(np.median(lost[row]))
             if late_s >= least_s and _is_lasting(lost[row], least_s / 2):
                 is_open = name in _MAY_WAIT_BEFORE and not single
-                yield _Candidate(rank=job.ranks[place], phase=name, late_s=late_s, is_open=is_open)
+                has_batch = bool(np.median(job.rank_s["data"][place]) > 0)
+                yield _Candidate(rank=job.ranks[place], phase=name, late_s=late_s, is_open=is_open, has_batch=has_batch)
 
 
 def _over_others(values: NDArray[np.float64]) -> NDArray[np.float64]:

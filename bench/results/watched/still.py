@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from bench.errors import plural
 from bench.results.watched.rank_files import Still
 
-ORDER = ("data", "before backward", "backward", "after backward", "optimizer")
+BEFORE_BACKWARD = "before backward"
+"""Of a step whose batch comes from no DataLoader of torch: whether the rank loads, logs or computes is unknown."""
+ORDER = ("data", BEFORE_BACKWARD, "backward", "after backward", "optimizer")
 """Phases in the order in which a step passes through them."""
 SHOWN = 3
 """Ranks whose places are listed if none is behind."""
@@ -72,8 +74,12 @@ def _position(rank: StillRank) -> tuple[int, int, int]:
 
 def place_words(rank: StillRank) -> str:
     """Return where a rank stands: "rank 1 in backward at train.py:31 in main"."""
-    phase = rank.phase if rank.phase.startswith(("before", "after")) else f"in {rank.phase}"
-    return f"rank {rank.rank} {phase}" + ("" if rank.where is None else f" at {rank.where}")
+    return f"rank {rank.rank} {phase_words(rank.phase)}" + ("" if rank.where is None else f" at {rank.where}")
+
+
+def phase_words(phase: str) -> str:
+    """Return a phase as a place: "in backward", "before backward"."""
+    return phase if phase.startswith(("before", "after")) else f"in {phase}"
 
 
 def still_words(ranks: Mapping[int, StillRank], *, world_size: int) -> str:

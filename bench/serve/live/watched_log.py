@@ -116,11 +116,13 @@ class WatchedLog:
             samples.append(rank_metrics.STEP_SECONDS.at(step_s))
             if (tokens := _last(line.tokens, 1.0)) is not None:
                 samples.append(rank_metrics.TOKENS_PER_SECOND.at(tokens / step_s))
+        # Without a batch from a DataLoader of torch, the wait for data is unknown, not 0.
+        data_ns = line.data_ns if any(line.data_ns or ()) else None
         for phase in PHASES:
-            time_s = _last(getattr(line, f"{phase}_ns"), 1e-9)
+            time_s = _last(data_ns if phase == "data" else getattr(line, f"{phase}_ns"), 1e-9)
             if time_s is not None and not is_gpu:  # On a GPU the host's times are not the device's.
                 samples.append(rank_metrics.PHASE_SECONDS.at(time_s, phase=phase))
-        if is_gpu and (wait_s := _last(line.data_ns, 1e-9)) is not None:
+        if is_gpu and (wait_s := _last(data_ns, 1e-9)) is not None:
             samples.append(rank_metrics.DATA_WAIT_SECONDS.at(wait_s))
         if (own_s := _last(line.own_ns, 1e-9)) is not None:
             samples.append(rank_metrics.OBSERVER_SECONDS.at(own_s))

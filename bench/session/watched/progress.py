@@ -20,7 +20,7 @@ from bench.report.table import Block, Table
 from bench.results.watched.late import find_late
 from bench.results.watched.newest import NewestSteps, newest_job
 from bench.results.watched.rank_files import Begin, Still
-from bench.results.watched.still import StillRank, duration_words, still_words
+from bench.results.watched.still import StillRank, duration_words, phase_words, still_words
 from bench.session.watched.slower import SlowerSteps
 from collectors.files import open_to_read
 
@@ -224,10 +224,11 @@ class JobProgress:
         waits = {rank.rank: _share(rank.recent) for rank in ranks}
         most = max(waits, key=lambda rank: waits[rank])
         rank_words = f" (rank {most})" if len(ranks) > 1 and waits[most] >= 0.01 else ""
-        words.append(f"waiting for data {waits[most]:.0%}{rank_words}".replace("%", " %"))
+        if waits[most]:  # Else no DataLoader of torch gives the batches, and the wait for them is unknown.
+            words.append(f"waiting for data {waits[most]:.0%}{rank_words}".replace("%", " %"))
         late = find_late(newest_job([rank.newest for rank in ranks]))
-        if late.rank is not None and late.step_ratio is not None:
-            words.append(f"rank {late.rank} late in {late.phase}, {100 * late.step_ratio:.0f} % of the step")
+        if late.rank is not None and late.phase is not None and late.step_ratio is not None:
+            words.append(f"rank {late.rank} late {phase_words(late.phase)}, {100 * late.step_ratio:.0f} % of the step")
         return "   ".join(words)
 
     def page(self) -> Iterator[Block]:
@@ -261,6 +262,8 @@ RULE_WORDS = {
 def _row(rank: RankProgress) -> list[str]:
     step_ns, phases_ns = rank.step_ns, rank.phases_ns
     total_ns = sum(step_ns)
+    if not phases_ns.get("data"):  # No DataLoader of torch gives the batches: the wait for them is unknown, not 0.
+        phases_ns.pop("data", None)
     shares = [phases_ns.get(name) for name in PHASES]
     return [
         *(str(rank.rank), f"{rank.steps:,}"),

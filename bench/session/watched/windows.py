@@ -22,6 +22,7 @@ import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse, end_signals_interrupt, say
 from bench.results.watched.details import TracedWindow
+from bench.results.watched.still import phase_words
 from bench.results.watched.windows import RESULT, WindowFolder, missed, window_folder, window_numbers
 from bench.session.watched.active import running_job
 from bench.session.watched.slower import SLOWER, SlowerSteps
@@ -97,7 +98,7 @@ def _new_folder(windows: Path) -> int:
 
 
 def withdraw_window(run: Path, number: int) -> bool:
-    """Withdraw a request for a window; return whether it was withdrawn before the ranks agreed on its steps."""
+    """Withdraw a request for a window; return whether no steps are traced: the ranks had not agreed on any."""
     from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
 
     _take_request_away(run / HOOK_FOLDER / REQUEST, number)
@@ -106,7 +107,8 @@ def withdraw_window(run: Path, number: int) -> bool:
         if window_folder(run, number).agreed is None:
             return True
         (run / FOLDER / str(number) / RESULT).unlink(missing_ok=True)  # They agreed meanwhile.
-    return False
+    agreed = window_folder(run, number).agreed
+    return agreed is not None and agreed.dropped is not None
 
 
 class JobWindows:
@@ -210,7 +212,9 @@ class JobWindows:
         ratios = (("exposed", window.exposed_ratio), ("waiting", window.waiting_ratio))
         words = [f"{name} {100 * ratio:.0f} %" for name, ratio in ratios if ratio is not None]
         if window.late is not None and window.late.rank is not None:
-            words.append(f"rank {window.late.rank} late" + (f" in {window.late.phase}" if window.late.phase else ""))
+            words.append(
+                f"rank {window.late.rank} late" + (f" {phase_words(window.late.phase)}" if window.late.phase else "")
+            )
         traced = f"traced: {', '.join(words)}" if words else None
         return "; ".join(filter(None, (window.why if is_slow else None, traced))) or None
 

@@ -60,6 +60,15 @@ def test_a_watched_job_is_found_by_its_name(tmp_path: Path) -> None:
     assert "does not exist" in _refusal("llama", "--runs", tmp_path)
 
 
+def test_a_watched_job_whose_steps_never_stopped_has_none(tmp_path: Path) -> None:
+    run = tmp_path / "20261127-120000-llama-sft-abc123"
+    run.mkdir()
+    for name in ("watch.json", "machine.json", "watch_rank0.jsonl"):
+        (run / name).write_text("{}")
+    answer = _refusal("llama-sft", "--runs", tmp_path)
+    assert f"watched run {run.name} has no Flight Record: a rank writes one when its steps stop" in answer
+
+
 def test_what_is_no_dump_in_a_folder_is_skipped_and_named(tmp_path: Path) -> None:
     _late(tmp_path)
     (tmp_path / "nccl_trace_rank_2").write_bytes(b"\x80\x02.")

@@ -121,6 +121,15 @@ def test_diagnose_says_who_is_late_and_what_is_absent(place: Place) -> None:
     assert row["phase"] == "optimizer"
 
 
+def test_a_rank_late_in_its_own_loader_or_log_is_named_before_backward(place: Place) -> None:
+    place.keep(0, made_steps("ddp", fault=Fault(rank=1, phase="forward")), steps={"data_ns": [0] * 40})
+    _, out, _ = place.said("show", "llama-sft")
+    assert "who is late: rank 1 before backward, by " in out
+    assert re.search(r"^1 +node1 +\S+ ms +- +\S+ ms ", out, re.MULTILINE)
+    (document,) = json.loads(place.said("show", "llama-sft", "--format", "json")[1])
+    assert [rank["data_s"] for rank in document["watched"]["ranks"]] == [None, None]
+
+
 def test_two_runs_of_a_name_are_compared_by_their_days(place: Place) -> None:
     place.keep(0, made_steps("ddp", steps=120, seed=1))
     place.keep(2, made_steps("ddp", steps=140, seed=2, fault=Fault(rank=1, phase="data")))
@@ -208,7 +217,7 @@ def test_an_active_run_is_the_newest_of_its_name_and_shows_what_is_known_so_far(
         assert (code, out.splitlines()[0].endswith(", active")) == (0, True)
         assert "next: `observatory watch --attach llama-sft` traces the same steps" in out
         (document,) = json.loads(place.said("show", "llama-sft", "--format", "json")[1])
-        assert document["watched"]["is_active"]
+        assert (document["outcome"], document["watched"]["is_active"]) == ("active", True)
         rows = list(csv.DictReader(io.StringIO(place.said("show", "llama-sft", "--format", "csv")[1])))
         assert {row["outcome"] for row in rows} == {"active"}
         assert "day00-llama-sft: done" in place.said("show", "day00")[1]

@@ -127,6 +127,15 @@ def test_unknown_phases_name_nobody(tmp_path: Path) -> None:
     assert "forward, backward" in late.reason
 
 
+@pytest.mark.parametrize(("data", "phase"), [({}, "forward"), ({"data_ns": [0] * 40}, "before backward")])
+def test_forward_is_told_from_logging_only_by_the_batch_before_it(
+    data: dict[str, list[int]], phase: str, tmp_path: Path
+) -> None:
+    made = made_steps("ddp", fault=Fault(rank=1, phase="forward"))
+    late = find_late(read_job(write_run(tmp_path / "run", made, steps=data)))
+    assert (late.rank, late.phase) == (1, phase)
+
+
 def test_files_of_ranks_give_the_same_answer(tmp_path: Path) -> None:
     late = find_late(read_job(write_run(tmp_path / "run", made_steps("ddp", fault=Fault(rank=1, phase="data")))))
     assert (late.verdict, late.rank, late.phase) == ("late", 1, "data")

@@ -18,7 +18,9 @@ from bench.store.active_runs import lock_folder
 from bench.store.summary import series_of
 from collectors.metrics import agent
 from collectors.metrics.gpu import RANK_GPU
+from collectors.metrics.metric import Metric
 from collectors.metrics.rank import (
+    DATA_WAIT_SECONDS,
     PEAK_BYTES,
     PHASE_SECONDS,
     RESERVED_BYTES,
@@ -79,6 +81,18 @@ def test_a_run_in_progress_has_its_name_and_its_newest_steps(running: Path) -> N
     rate = _values(samples, TOKENS_PER_SECOND.name)["1", "0"]
     assert rate == pytest.approx(64 / (MADE.step[1, 8] / 1e3), rel=1e-6)
     assert notices == []
+
+
+@pytest.mark.parametrize(("device", "metric"), [("cpu", PHASE_SECONDS), ("cuda:0", DATA_WAIT_SECONDS)])
+def test_the_wait_for_data_is_absent_without_a_dataloader(running: Path, device: str, metric: Metric) -> None:
+    for rank, data in enumerate(({}, {"data_ns": [0] * 5})):
+        line = steps_line(MADE, rank, 0, 5, **data)
+        _append(running / f"watch_rank{rank}.jsonl", begin_line(rank, device=device), line)
+    samples = RunLogs(running.parent, on_notice=pytest.fail, shown=Shown()).read()
+    waits = [
+        each for each in samples if each[0].metric == metric.name and each[0].labels.get("phase", "data") == "data"
+    ]
+    assert [owner["rank"] for _, owner in waits] == ["0"]
 
 
 def test_a_run_has_a_limit_of_its_own_and_an_evaluation_is_progress(running: Path) -> None:

@@ -106,6 +106,13 @@ def test_the_table_has_shares_of_the_step(progress: JobProgress, tmp_path: Path)
     assert words == ["steps are those of the optimizer; phases are shares of the step, by the host's clock"]
 
 
+def test_without_a_dataloader_the_wait_for_data_is_unknown(progress: JobProgress, tmp_path: Path) -> None:
+    (tmp_path / "watch_rank0.jsonl").write_text(_line(0, 10, data_ms=0))
+    progress.read()
+    assert progress.line() == "step 10   p50 50.0 ms   p99 50.0 ms"
+    assert _page(progress)[0] == [["0", "10", "50.0 ms", "50.0 ms", *"----", "2.0 %"]]
+
+
 def test_steps_of_a_window_are_in_no_figure_of_the_line_and_the_table(progress: JobProgress, tmp_path: Path) -> None:
     window = json.dumps({"kind": "window", "first": 12, "last": 14, "trace": "windows/1/rank0.json"}) + "\n"
     traced = _line(11, 3, step_ms=500, data_ms=450) + window + _line(14, 2, step_ms=500, data_ms=450)

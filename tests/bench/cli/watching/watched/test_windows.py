@@ -23,6 +23,7 @@ from bench.results.watched.windows import traced_windows
 from bench.session.watched.session import environment, write_hook
 from collectors.traces.timeline import load
 from collectors.watch import observatory_watch
+from collectors.watch.observatory_watch_tracer import Phases
 from collectors.watch.observatory_watch_window import ANSWER_NS, POLL_NS, BoundedStore, Windows
 
 ROOT = Path(__file__).parents[5]
@@ -132,6 +133,32 @@ def test_a_request_that_is_withdrawn_traces_nothing_and_the_next_one_is_taken(tm
     assert "dropped" not in _written(tmp_path, "window.json", number=2)
 
 
+class WithdrawingStore(FakeStore):
+    """A store in which the request is withdrawn just before it answers, when rank 0 has seen all ranks' steps."""
+
+    request: Path
+
+    def get(self, key: str) -> bytes:
+        self.request.unlink(missing_ok=True)
+        return super().get(key)
+
+
+def test_a_request_that_is_withdrawn_while_the_ranks_agree_traces_nothing(tmp_path: Path) -> None:
+    store = WithdrawingStore()
+    store.request = tmp_path / "hook" / "window.json"
+    ranks = [FakeRank(tmp_path, rank, 2, store) for rank in range(2)]
+    _ask(tmp_path)
+    for _ in range(25):
+        for rank in ranks:
+            rank.step()
+    assert [path.name for path in (tmp_path / "windows" / "1").iterdir()] == ["window.json"]
+    assert _written(tmp_path, "window.json")["dropped"] == "withdrawn while the ranks agreed on its steps"
+    _ask(tmp_path, number=2)
+    for rank in ranks:
+        rank.step(11)
+    assert "2 steps 1" in store.values
+
+
 def test_a_withdrawn_request_leaves_the_one_after_it(tmp_path: Path) -> None:
     store = FakeStore()
     ranks = [FakeRank(tmp_path, rank, 2, store) for rank in range(2)]
@@ -201,6 +228,26 @@ def test_a_rank_that_waits_takes_the_next_request_after_rank_0_gave_up(tmp_path:
         first.step()
         other.step()
     assert "dropped" not in _written(tmp_path, "window.json", number=2)
+
+
+def test_in_a_trace_forward_begins_at_a_batch_and_without_one_is_not_told_from_logging(tmp_path: Path) -> None:
+    watch = FakeRank(tmp_path, 0, 1, None).watch
+    watch.has_trained = True
+    phases = Phases(watch)
+    for has_batch in (True, False):
+        if has_batch:
+            watch.enter_data()
+            watch.leave_data()
+        watch.enter_backward()
+        watch.leave_backward()
+        phases.step_ends()
+    times = phases.close()
+    assert {name: len(times[name]) for name in ("data", "forward", "backward", "before backward")} == {
+        "data": 1,
+        "forward": 1,
+        "backward": 2,
+        "before backward": 1,
+    }
 
 
 def test_a_request_that_cannot_be_read_is_noted_a_few_times_only(tmp_path: Path) -> None:
