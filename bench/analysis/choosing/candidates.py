@@ -119,7 +119,7 @@ def refuse_nothing(setups: Mapping[str, Setups]) -> None:
         return
     plainest = next((name for name in reversed(PLAINEST) if name in setups), next(iter(setups)))
     others = f", nor can {plural(len(setups) - 1, 'other strategy', 'other strategies')}" if len(setups) > 1 else ""
-    raise Misuse(f"{plainest} cannot run{others}: {setups[plainest].refused[0].example}")
+    raise Misuse(f"{plainest} cannot run{others}: {setups[plainest].first_refusal}")
 
 
 def _order(outcome: Outcome, objective: Objective) -> tuple[float, float]:

@@ -54,6 +54,11 @@ class Setups:
             for kind, count in self.counts.most_common()
         )
 
+    @property
+    def first_refusal(self) -> str:
+        """The spec's reason for the first setup that it refused, which differs least from the defaults."""
+        return next(iter(self.examples.values()))
+
     def refuse(self, reason: str, count: int) -> None:
         """Count setups as refused for a reason."""
         kind = _kind(reason)
