@@ -26,7 +26,13 @@ LONGEST_REASON = 200
 
 
 @click.command(name="check")
-@click.option("--suite", metavar="NAME", type=NamedText(), shell_complete=complete_suite, help="Only this suite.")
+@click.option(
+    "--suite",
+    metavar="NAME",
+    type=NamedText(),
+    shell_complete=complete_suite,
+    help="Only this suite.  [default: all but `choose`]",
+)
 @click.option(
     "--since",
     metavar="NIGHT",
@@ -70,6 +76,7 @@ def command(
     from bench.gate.check import MOST_RUNS, check_suite, night_ns, require_suite, with_visible
     from bench.report.table import to_reader
     from bench.store.history import History, NoStoreYet
+    from bench.store.suite_record import CHOICE
 
     if accepted is None and (because is not None or metric is not None):
         raise Misuse("--because and --metric belong to --accept CASE; name the case, or leave them out")
@@ -94,9 +101,12 @@ def command(
             reason, history = error, stack.enter_context(History(store_url, writable=False))
         records = history.suite_runs(MOST_RUNS)
         suites = tuple(sorted({record.suite for record in records}))
-        chosen = suites if suite is None else (require_suite(suite, suites),)
+        # A choice ends with its winner: its cases have no nights.
+        nightly = tuple(name for name in suites if name != CHOICE)
+        chosen = nightly if suite is None else (require_suite(suite, suites),)
         if not chosen:
-            raise Misuse("no suite has run yet; `observatory suite run smoke` runs one")
+            only = f" except choices, which `--suite {CHOICE}` checks" if suites else ""
+            raise Misuse(f"no suite has run yet{only}; `observatory suite run smoke` runs one")
         now_ns = time.time_ns()
         if accepted is not None and because is not None:
             _accept(history, chosen, accepted, metric, because, now_ns)

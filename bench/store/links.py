@@ -90,12 +90,14 @@ class NoRuns:
         return ()
 
 
-def find_links(summary: Placed, history: Runs) -> MeasuredLinks | Absent:
+def find_links(summary: Placed, history: Runs, *, also: Sequence[Collective] = ()) -> MeasuredLinks | Absent:
     """Return the links between the run's ranks by level and collective, each from the newest sweep; absent without any.
 
     A level that no sweep measured has a reason instead of a link. The sweep inside a node must have as many ranks as
     the run has on a node. The sweep across nodes must have the same number per node; a sweep over as many nodes as the
     run is preferred, then one over the most nodes.
+
+    also: collectives of other runs on the same ranks, which the command that measures a missing link also sweeps.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -108,8 +110,8 @@ def find_links(summary: Placed, history: Runs) -> MeasuredLinks | Absent:
     inside = _newest([run for run in alike if (run.case.ranks, run.case.nodes) == (local, 1)])
     across = _across(alike, case) if case.nodes > 1 else {}
     needed = _needed(case)
-    no_inside = _no_sweep(summary, needed["node"], nodes=1)
-    no_across = _no_sweep(summary, needed["cluster"], nodes=2, alike=alike)
+    no_inside = _no_sweep(summary, [*needed["node"], *also], nodes=1)
+    no_across = _no_sweep(summary, [*needed["cluster"], *also], nodes=2, alike=alike)
     if case.nodes == 1 or local == 1:  # Only one of the levels exists.
         only, missing = (inside, no_inside) if case.nodes == 1 else (across, no_across)
         if not only:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from bench.analysis.choosing.ground import Ground
 from bench.analysis.choosing.pricing import Candidate, Pricing, speed_ratio
 from bench.analysis.choosing.search import Objective, Outcome, Search, Unfit
-from bench.analysis.choosing.setups import Refused, setups_of
+from bench.analysis.choosing.setups import Refused, Setups, setups_of
 from bench.case import Case, check, settle
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 from workloads.registry import SPECS
 from workloads.spec import OptionValue, StrategySpec
 
@@ -86,7 +86,7 @@ def candidates(
     outcomes = {name: search.run() for name, search in searches.items()}
     for name, search in searches.items():
         _refine(search, outcomes[name], fixed)
-    _refuse_nothing(outcomes)
+    refuse_nothing({name: each.setups for name, each in outcomes.items()})
     ranked = sorted(
         (each for each in outcomes.values() if each.best is not None), key=lambda each: _order(each, objective)
     )
@@ -108,19 +108,18 @@ def candidates(
     )
 
 
-def _refuse_nothing(outcomes: Mapping[str, Outcome]) -> None:
+def refuse_nothing(setups: Mapping[str, Setups]) -> None:
     """Refuse a question for which every strategy refuses every setup.
 
     Raises:
         Misuse: there is no setup at all; the message has the refusal of the plainest strategy, which says what would
             work.
     """
-    if any(each.setups.cases for each in outcomes.values()):
+    if any(each.cases for each in setups.values()):
         return
-    plainest = [name for name in reversed(PLAINEST) if name in outcomes] or list(outcomes)
-    refused = outcomes[plainest[0]].setups.refused
-    others = "" if len(outcomes) == 1 else f", nor in any setup of {len(outcomes) - 1} more strategies"
-    raise Misuse(f"{plainest[0]} cannot run{others}: {refused[0].example}")
+    plainest = next((name for name in reversed(PLAINEST) if name in setups), next(iter(setups)))
+    others = f", nor can {plural(len(setups) - 1, 'other strategy', 'other strategies')}" if len(setups) > 1 else ""
+    raise Misuse(f"{plainest} cannot run{others}: {setups[plainest].first_refusal}")
 
 
 def _order(outcome: Outcome, objective: Objective) -> tuple[float, float]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bench.analysis.choosing.candidates import refuse_nothing
 from bench.analysis.choosing.ground import Ground
-from bench.analysis.choosing.setups import setups_of
-from bench.analysis.prediction.forecast import why_no_step
+from bench.analysis.choosing.setups import setups_of, whole_refusal
+from bench.analysis.prediction.forecast import reasons_for_no_step
 from bench.analysis.prediction.from_history import Place, history_calibration
-from bench.case import Case, check, settle
+from bench.case import Case, settle
 from bench.errors import Misuse
 from bench.machine.gpus import Gpu
 from bench.machine.machine import hardware_here
@@ -29,21 +30,25 @@ def ground_here(
     bases: a case of each strategy, all on the same ranks. fixed: options that the user set.
 
     Raises:
-        Misuse: the history lacks a rate for every strategy; the message has the command that measures it. Or no
-            strategy can run on these ranks.
+        Misuse: the history lacks a rate for every strategy; the message has the commands that measure all of them. Or
+            no strategy can run on these ranks.
         InfrastructureFailed: the history cannot be read.
     """
     first = bases[0]
     hardware = hardware_here(first.device, cores=cores, gpus=gpus)
     possible = [case for base in bases if (case := _runnable(base, fixed)) is not None]
     if not possible:
-        check(settle(first), is_here=False)  # Refuses with the reason.
-    rates = {case.strategy: history_calibration(Place(case=case, hardware=hardware), history) for case in possible}
-    reasons = {case.strategy: why_no_step(case, rates[case.strategy]) for case in possible}
-    known = [name for name, reason in reasons.items() if reason is None]
+        refuse_nothing({base.strategy: setups_of(base, fixed) for base in bases})
+    # One sweep measures what all strategies send.
+    sent = tuple(dict.fromkeys(each.collective for case in possible for each in case.spec().transfers(case)))
+    rates = {
+        case.strategy: history_calibration(Place(case=case, hardware=hardware, also=sent), history) for case in possible
+    }
+    reasons = {case.strategy: list(reasons_for_no_step(case, rates[case.strategy])) for case in possible}
+    known = [name for name, absent in reasons.items() if not absent]
     if not known:
-        reason = next(reason for reason in reasons.values() if reason is not None)
-        raise Misuse(f"nothing is predicted here: {reason.reason}; or plan for another machine with --on")
+        missing = "; ".join(each.reason for each in max(reasons.values(), key=len))
+        raise Misuse(f"nothing is predicted here: {missing}; or plan for another machine with --on")
     # A strategy that sends nothing needs no link.
     fullest = max(known, key=lambda name: len(rates[name].rests_on))
     return Ground(
@@ -58,8 +63,8 @@ def ground_here(
 
 def _runnable(base: Case, fixed: Mapping[str, OptionValue]) -> Case | None:
     """Return the case, or the strategy's first setup that can run if its defaults cannot; None if no setup can."""
-    settled, needs = settle(base), base.spec().needs
-    if base.ranks >= needs.minimum_ranks and not base.spec().all_refusals(settled, is_here=False):
+    settled = settle(base)
+    if whole_refusal(base) is None and not base.spec().all_refusals(settled, is_here=False):
         return settled
     return next(iter(setups_of(base, fixed).cases), None)
 

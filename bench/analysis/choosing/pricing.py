@@ -103,7 +103,7 @@ def speed_ratio(faster: Candidate, slower: Candidate) -> Ratio:
 
 @dataclass(slots=True, kw_only=True)
 class Pricing:
-    """Prices setups on one ground, each at most once. predicted_count: number of steps that were fully predicted."""
+    """Prices setups on one ground, each at most once. predicted_count: number of predicted steps."""
 
     ground: Ground
     predicted_count: int = 0
@@ -208,7 +208,6 @@ class Pricing:
         return self._candidates[key]
 
     def _candidate(self, case: Case) -> Candidate | Absent:
-        self.predicted_count += 1
         optimizer_s = self._optimizer_s(case)
         if isinstance(optimizer_s, Absent):
             return optimizer_s
@@ -217,6 +216,7 @@ class Pricing:
         if isinstance(step, Absent):
             return step
         step = replace(step, compute=replace(step.compute, optimizer_s=optimizer_s["value"]))
+        self.predicted_count += 1
         exposed_s, levels = self._by_level(case, step)
         recomputed_s = compute.recomputed_s
         parts_s = {COMPUTING: compute.step_s - recomputed_s, RECOMPUTING: recomputed_s, BUBBLE: step.bubble_s}

@@ -110,8 +110,9 @@ def _left_out(ranking: Ranking) -> Iterator[str]:
         yield f"{plural(count, 'setup')} without a predicted step: {reason}"
     if ranking.unfit:
         nearest = min(ranking.unfit.values(), key=_closeness)
-        names = ", ".join(name for name in ranking.unfit)
-        yield f"do not fit in any setup: {names}; the nearest is {_unfit_words(ranking, nearest)}"
+        # If nothing fits, the conclusion names the nearest.
+        words = "" if ranking.best is None else f"; the nearest is {_unfit_words(ranking, nearest)}"
+        yield f"do not fit in any setup: {', '.join(ranking.unfit)}{words}"
 
 
 def _closeness(unfit: Unfit) -> tuple[bool, int]:
@@ -119,8 +120,9 @@ def _closeness(unfit: Unfit) -> tuple[bool, int]:
 
 
 def _unfit_words(ranking: Ranking, unfit: Unfit) -> str:
-    room = "" if ranking.ground.room_bytes is None else f" of {readable(ranking.ground.room_bytes, 'bytes')}"
-    return f"{unfit.case.strategy} with {options_words(unfit.case)}, {memory_words(unfit)}{room}"
+    room_bytes = ranking.ground.room_bytes
+    room = "" if room_bytes is None else f", and a rank has {readable(room_bytes, 'bytes')}"
+    return f"{unfit.case.strategy} with {options_words(unfit.case)}, which needs {memory_words(unfit)}{room}"
 
 
 # The conclusion

@@ -137,6 +137,7 @@ class Search:
             return None
         candidate = self.pricing.candidate(case)
         if isinstance(candidate, Absent):
+            self._leave_out(candidate)
             return None
         self.outcome.candidates.append(candidate)
         self._sorted()
@@ -169,10 +170,13 @@ class Search:
             return None
         candidate = self.pricing.candidate(case)
         if isinstance(candidate, Absent):
-            self.outcome.unpredicted[candidate.reason] = self.outcome.unpredicted.get(candidate.reason, 0) + 1
+            self._leave_out(candidate)
             return None
         self.outcome.candidates.append(candidate)
         return candidate
+
+    def _leave_out(self, step: Absent) -> None:
+        self.outcome.unpredicted[step.reason] = self.outcome.unpredicted.get(step.reason, 0) + 1
 
     def _fits(self, case: Case) -> bool:
         memory = self.pricing.memory(case)

@@ -54,6 +54,11 @@ class Setups:
             for kind, count in self.counts.most_common()
         )
 
+    @property
+    def first_refusal(self) -> str:
+        """The spec's reason for the first setup that it refused, which differs least from the defaults."""
+        return next(iter(self.examples.values()))
+
     def refuse(self, reason: str, count: int) -> None:
         """Count setups as refused for a reason."""
         kind = _kind(reason)
@@ -99,17 +104,22 @@ def setups_of(base: Case, fixed: Mapping[str, OptionValue]) -> Setups:
     """Return the setups of a case's strategy. base: with default options and those that the user set."""
     spec = base.spec()
     setups = Setups(spec=spec, grid=grid_of(spec, base, fixed))
-    needs = spec.needs
     size = math.prod(len(values) for values in setups.grid.values())
-    if base.ranks < needs.minimum_ranks or base.ranks > (needs.maximum_ranks or base.ranks):
-        setups.refuse(f"it needs {needs.text()}; ranks is {base.ranks}", size)
-    elif base.device not in needs.devices:
-        setups.refuse(f"it needs {needs.text()}; device is {base.device}", size)
-    elif missing := spec.missing_packages():
-        setups.refuse(missing[0], size)
+    if (refusal := whole_refusal(base)) is not None:
+        setups.refuse(refusal, size)
     else:
         _walk(setups, base, list(setups.grid))
     return setups
+
+
+def whole_refusal(base: Case) -> str | None:
+    """Return why no setup of a case's strategy can run, whatever its options: ranks, device or packages."""
+    spec, needs = base.spec(), base.spec().needs
+    if base.ranks < needs.minimum_ranks or base.ranks > (needs.maximum_ranks or base.ranks):
+        return f"it needs {needs.text()}; ranks is {base.ranks}"
+    if base.device not in needs.devices:
+        return f"it needs {needs.text()}; device is {base.device}"
+    return next(iter(spec.missing_packages()), None)
 
 
 def _walk(setups: Setups, case: Case, names: Sequence[str]) -> None:

@@ -113,6 +113,11 @@ class StepShare:
     high: float | None
     trials: tuple[float, ...]
 
+    @property
+    def is_unsure(self) -> bool:
+        """Whether its interval is wider than the share itself."""
+        return self.low is not None and self.high is not None and self.high - self.low > self.value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:

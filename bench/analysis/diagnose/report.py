@@ -58,6 +58,11 @@ def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[T
     if rows := [_table_row(finding, finding.share) for finding in diagnosis.findings if finding.share is not None]:
         yield ""
         yield Table(("takes time", "of the step", "predicted", "beyond it"), rows, folds="always")
+    if unsure := [
+        each for each in diagnosis.findings if _is_large(each) and each.share is not None and each.share.is_unsure
+    ]:
+        names = ", ".join(_title(each) for each in unsure)
+        yield from _wrapped(f"unsure: {names}: the interval is wider than the share itself; use more --trials")
     explained = [finding for finding in findings if _is_explained(finding, diagnosis)]
     for finding in explained[:MOST_EXPLAINED]:
         yield ""
@@ -87,7 +92,7 @@ def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[T
 
 def _table_row(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
     """Return the finding as a row: its title, its share of the step, the predicted one, and the difference."""
-    title = "unattributed" if finding.kind == "unknown" else title_of(finding)
+    title = _title(finding)
     # An imbalance is certain even if its source is not; a straggler in doubt may be chance.
     if finding.kind == "straggler" and finding.doubt is not None:
         title += ", likely"
@@ -98,9 +103,17 @@ def _table_row(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
     return title, f"{100 * share.value:.1f} %{ends}", predicted, beyond
 
 
+def _title(finding: CostFinding) -> str:
+    return "unattributed" if finding.kind == "unknown" else title_of(finding)
+
+
+def _is_large(finding: CostFinding) -> bool:
+    return finding.share is None or finding.share.value >= EXPLAINED_RATIO
+
+
 def _is_explained(finding: CostFinding, diagnosis: Diagnosis) -> bool:
     """Return whether the page shows the finding's evidence: that of the limit and of large findings."""
-    is_large = finding.share is None or finding.share.value >= EXPLAINED_RATIO or finding == diagnosis.limit
+    is_large = _is_large(finding) or finding == diagnosis.limit
     return is_large and finding.kind != "unknown" and bool(finding.evidence or finding.levers)
 
 

@@ -31,6 +31,7 @@ ENOUGH_TRIALS = 5
 LEAST_STRAGGLER_TRIALS = 3
 """With fewer, a rank too often has most of the lateness by chance, so a suspect cannot be the limit."""
 LONGEST_LINE = 100
+WIDE = "its interval is wider than the share itself"
 
 NAMES: dict[str, str] = {"exposed_communication": "exposed communication"}
 _OUT_OF_MEMORY = re.compile(
@@ -206,6 +207,9 @@ def _of_cost(
     if share.low is not None and share.low < LEAST_RATIO:
         doubts.append(f"its interval reaches below {100 * LEAST_RATIO:.0f} % of the step; more trials would decide")
         settles = settles or more_trials
+    elif share.is_unsure:
+        doubts.append(f"{WIDE}; more trials would decide")
+        settles = settles or more_trials
     second = costs[1] if len(costs) > 1 else None
     if second is not None and second.share is not None and not _exceeds(share, second.share):
         doubts.append(f"it may be {title_of(second)}, {share_words(second.share)}; more trials would decide")
@@ -287,11 +291,12 @@ def _of_computing(
             settles=matmul_command or f"observatory run matmul --device {observed.case.device}",
         )
     reached = mfu[0].median / share.value
+    wide = (WIDE,) if share.is_unsure else ()
     if reached >= FAST_RATIO:
         return _LimitVerdict(
             limit=compute,
             reason=f"{small}, and computing reaches {100 * min(1.0, reached):.0f} % of the measured ceiling",
-            doubts=crowded,
+            doubts=(*wide, *crowded),
         )
     return _LimitVerdict(
         limit=compute,
@@ -300,6 +305,7 @@ def _of_computing(
             f"computing reaches only {100 * reached:.0f} % of the measured ceiling: small kernels or memory"
             " bandwidth may limit"
             " it; `observatory analyse kernels` shows which",
+            *wide,
             *crowded,
         ),
         settles=f"observatory analyse kernels {observed.run}",
@@ -333,7 +339,10 @@ def _facts(observed: Observed, limit: CostFinding) -> Iterator[str]:
     """Yield the step time, and the speed-up with its upper bound without the limit."""
     for step in of_metric(observed.estimates, results.RUN_MEAN_STEP_SECONDS)[:1]:
         ends = "" if step.low is None or step.high is None else f" [{1e3 * step.low:,.4g}, {1e3 * step.high:,.4g}]"
-        yield f"a step takes {1e3 * step.median:,.4g} ms{ends}, the mean over {plural(observed.trials_done, 'trial')}"
+        is_wide = step.low is not None and step.high is not None and step.high - step.low > step.median
+        unsure = "; unsure: the interval is wider than the step itself" if is_wide else ""
+        trials = plural(observed.trials_done, "trial")
+        yield f"a step takes {1e3 * step.median:,.4g} ms{ends}, the mean over {trials}{unsure}"
     for efficiency in observed.scaling:
         factor = observed.case.ranks / efficiency.baseline_ranks
         speed_up = efficiency.ratio.value * factor

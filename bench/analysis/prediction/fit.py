@@ -88,7 +88,7 @@ class Fit:
     @property
     def rests_on(self) -> tuple[str, ...]:
         """The assumptions of the step, for people."""
-        return () if isinstance(self.step, Absent) else self.forecast.rests_on
+        return self.forecast.rests_on
 
 
 def fit(case: Case, machine: PlannedMachine) -> Fit:

@@ -91,8 +91,8 @@ class StepForecast:
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """Basis of the figures, for people."""
-        return self.calibration.rests_on
+        """Basis of the step, for people; empty if it is absent."""
+        return () if isinstance(self.step_s, Absent) else self.calibration.rests_on
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -222,21 +222,28 @@ def hidden_ratio(case: Case, calibration: Calibration) -> float | None:
 
 
 def why_no_step(case: Case, calibration: Calibration) -> Absent | None:
-    """Return which rate of a step is unknown; None if all are known."""
+    """Return the first reason why a step is absent; None if there is none."""
+    return next(reasons_for_no_step(case, calibration), None)
+
+
+def reasons_for_no_step(case: Case, calibration: Calibration) -> Iterator[Absent]:
+    """Yield why a step is absent: no model of it, and each of its rates that is unknown."""
     if case.model is None:
-        return Absent(reason="a probe trains no model")
+        yield Absent(reason="a probe trains no model")
+        return
     if isinstance(moved_bytes := optimizer_bytes(case), Absent):
-        return moved_bytes
+        yield moved_bytes
     if isinstance(calibration.products, Absent):
-        return calibration.products
+        yield calibration.products
     if isinstance(calibration.memory, Absent):
-        return calibration.memory
+        yield calibration.memory
     spec = case.spec()
     if not (transfers := spec.transfers(case)):
-        return None
+        return
     if isinstance(calibration.links, Absent):
-        return calibration.links
-    return missing_link(transfers, spec.mesh(case), calibration.links["value"])
+        yield calibration.links
+    elif (missing := missing_link(transfers, spec.mesh(case), calibration.links["value"])) is not None:
+        yield missing
 
 
 def _steps(

@@ -43,6 +43,7 @@ from collectors.metrics.results import RUN_OVERLAP_RATIO
 from workloads.core.precision_options import is_fp8
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect
+from workloads.cost_models.terms import Collective
 from workloads.pipeline_parallel.expected_step import missing_link
 from workloads.probes.spec import CopiesSpec, MatmulSpec
 
@@ -56,10 +57,14 @@ LEAST_HIDDEN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A case that has not run, and the hardware for it, written like `Summary.hardware`."""
+    """A case that has not run, and the hardware for it, written like `Summary.hardware`.
+
+    also: collectives of other cases there, which the command that measures a missing link also sweeps.
+    """
 
     case: Case
     hardware: str
+    also: tuple[Collective, ...] = ()
 
 
 def history_calibration(place: Place, history: Runs, machine: PlannedMachine | None = None) -> Calibration:
@@ -211,7 +216,7 @@ def _links(
     transfers, axes = case.spec().transfers(case), case.spec().mesh(case)
     if not transfers or case.ranks == 1:
         return Absent(reason="nothing is sent"), ""
-    links = find_links(place, history)
+    links = find_links(place, history, also=place.also)
     unknown = links if isinstance(links, Absent) else missing_link(transfers, axes, links.interconnect)
     if isinstance(links, Absent) or unknown is not None:
         assert unknown is not None, "it is the links' own reason"

@@ -164,7 +164,11 @@ def check_race(plan: SuitePlan) -> None:
     """
     runnable = [planned for planned in plan.cases if planned.refusal is None]
     if len(runnable) < FEWEST:
-        refused = [f"{each.suite_case.name}: {each.refusal}" for each in plan.cases if each.refusal is not None]
+        refused = [
+            f"{each.suite_case.name}: {each.refusal.removeprefix(f'{each.suite_case.args.strategy}: ')}"
+            for each in plan.cases
+            if each.refusal is not None
+        ]
         if not refused:
             raise Misuse(
                 f"a race needs two cases, and there is only {plan.cases[0].suite_case.name}; name a second one"
@@ -198,7 +202,8 @@ def _leave_out(plan: SuitePlan, referee: RaceReferee, budget_s: float) -> None:
     names = [name for name in referee.names if name in trial_s]
     for name in reversed(names):
         left = [trial_s[other] for other in names if other not in referee.left_out]
-        if LOOKS[0] * sum(left) > budget_s and len(left) > FEWEST:
+        # Without a case of unknown time, no more of the others would fit.
+        if trial_s[name] and LOOKS[0] * sum(left) > budget_s and len(left) > FEWEST:
             referee.left_out[name] = f"--budget: {LOOKS[0]} rounds of it do not fit as well"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
+from click.core import ParameterSource
 
 from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT, ON, RUNS, SHARING, STORE, Duration, NamedPath, NamedText
@@ -146,11 +147,12 @@ def command(
     from bench.session.case_args import CaseArgs, check_limit, shape_of
 
     check_limit(limit_s)
+    if steps < 1:
+        raise Misuse(f"steps is {steps}; it must be 1 or more")
     shape = shape_of(CaseArgs(strategy="single", shape_name=shape_name, dimensions=dimensions))
     is_measured, notices = on is None and not is_dry, []
     if on is not None:
-        if budget_s is not None or resumed is not None or is_dry:
-            raise Misuse("--on measures nothing; leave --budget, --resume and --dry-run out")
+        _refuse_measuring_options()
         question, ground = _on(on, shape, ranks, precision, strategies, options)
         bases, fixed = question.bases()
     else:
@@ -201,6 +203,25 @@ def command(
         COLUMNS,
     )
     return FINE
+
+
+def _refuse_measuring_options() -> None:
+    """Refuse with --on the options of measuring.
+
+    Raises:
+        Misuse: one of them is on the command line.
+    """
+    from bench.errors import Misuse
+
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name in GROUPS["How it is measured"]
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise Misuse(f"--on measures nothing; leave {' and '.join(given)} out")
 
 
 def _on(

@@ -67,9 +67,11 @@ def gather(
     answers.
     root: where /proc and /sys are.
     """
-    environment = [Entry(name=name, value=value) for name, value in machine.environment.items()] or [
-        Entry(name="environment", value="no variable that can change a measurement is set")
-    ]
+    limits = tuple(_limits(machine, root))
+    judged = {limit.name for limit in limits}  # Among them are variables, for example GLOO_SOCKET_IFNAME.
+    environment = [Entry(name=name, value=value) for name, value in machine.environment.items() if name not in judged]
+    if not machine.environment:
+        environment.append(Entry(name="environment", value="no variable that can change a measurement is set"))
     sections = (
         Section(title="versions", entries=tuple(_versions(machine))),
         Section(title="devices", entries=(*_devices(machine, nvml, root), ranks)),
@@ -79,7 +81,7 @@ def gather(
         ),
         Section(title="clocks", entries=(*node_state.cpu_clocks(root), *gpu_clocks(nvml, machine.gpus))),
         Section(title="links", entries=(*node_state.interfaces(root), *node_state.infiniband_ports(root))),
-        Section(title="limits", entries=tuple(_limits(machine, root))),
+        Section(title="limits", entries=limits),
         Section(title="settings", entries=(*node_state.kernel_settings(root), *environment)),
         Section(title="monitors", entries=monitors(fields.standings, root)),
     )

@@ -13,6 +13,7 @@ import pytest
 
 from bench.cli.main import run
 from bench.store.history import History
+from bench.store.suite_record import CHOICE
 from tests.bench.made.fake_nights import DAY_NS, STEP_S, FakeNights, fill
 
 NIGHTS = 40
@@ -57,6 +58,25 @@ def test_a_night_like_the_others_is_fine(tmp_path: Path, capsys: pytest.CaptureF
     )
     assert counts == "suite nightly, night night0019: 4 same"
     assert said.err == ""
+
+
+def test_a_choice_is_checked_only_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = _history(tmp_path, nights=20)
+    with History(_url(tmp_path)) as history:
+        choice = FakeNights(history, suite=CHOICE, first_ns=time.time_ns())
+        choice.add_record(0, done=0, outcome="interrupted", period_s=None, id="choice0")
+    assert run(["check", *store]) == 0
+    assert CHOICE not in capsys.readouterr().out
+    assert run(["check", "--suite", CHOICE, *store]) == 0
+    assert "choice0 was interrupted" in capsys.readouterr().out
+
+
+def test_a_history_of_choices_alone_has_no_night(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with History(_url(tmp_path)) as history:
+        FakeNights(history, suite=CHOICE).add_record(0, done=2, period_s=None)
+    assert run(["check", "--store", _url(tmp_path)]) == 2
+    says = "no suite has run yet except choices, which `--suite choose` checks; `observatory suite run smoke` runs one"
+    assert says in capsys.readouterr().err
 
 
 def test_same_is_said_only_where_a_night_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

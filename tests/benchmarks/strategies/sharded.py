@@ -1,8 +1,9 @@
 """ZeRO's stages side by side, by torch and by DeepSpeed: states, traffic and step time, each beside its cost model.
 
-Trials of all take turns on one shape. A table in Markdown, as docs/measured/examples.md shows it. The predicted step
-adds what the strategy's traffic leaves exposed, on the link that a sweep of all_reduce measures in between, to what
-`single` takes with the share of one rank; it knows nothing of cores that ranks and their communication share.
+Trials of all take turns on one shape. A table in Markdown, as docs/measured/examples.md shows it without the predicted
+step. This is not the step of `observatory predict`: it adds what the strategy's traffic leaves exposed, on the link
+that a sweep of all_reduce measures in between, to what `single` takes with the share of one rank; it knows nothing of
+cores that ranks and their communication share.
 
     python -m tests.benchmarks.strategies.sharded [--ranks N] [--trials N] [--steps N] [--device cpu|cuda]
         [--shape NAME]

@@ -148,7 +148,7 @@ def _why_left_out(summary: Summary) -> str | None:
     if summary.outcome != "done" or summary.drill is not None:
         return "failed, interrupted, or a fire drill"
     if stored.step_s is None:
-        return "begun before their ceiling or links were measured, or not covered by a cost model"
+        return "begun before the ceiling or links were measured, or not covered by a cost model"
     return None
 
 

@@ -225,3 +225,6 @@ def test_what_fits_nowhere_has_the_nearest_that_does() -> None:
 def test_a_batch_that_nothing_divides_is_refused_with_batches_that_would_do() -> None:
     with pytest.raises(Misuse, match=r"batch 7 cannot be shared equally by 8 data ranks.*--batch 8 would fit"):
         ranked(replace(LARGE, batch=7), "h100x8", "ddp", "fsdp", "hsdp")
+    # Most setups also divide the batch into microbatches; the least batch that would do is that of one microbatch.
+    with pytest.raises(Misuse, match=r"batch 4 cannot be shared equally by 8 data ranks; --batch 8 would fit"):
+        ranked(replace(LARGE, batch=4), "h100x8", "ddp", "fsdp")

@@ -48,7 +48,15 @@ def test_at_most_ten_lines_and_a_sentence(capsys: pytest.CaptureFixture[str]) ->
 def test_each_setup_is_counted_once(objective: str, capsys: pytest.CaptureFixture[str]) -> None:
     document = choice_of(f"{CHOOSE} --objective {objective}", capsys)
     worked_out = document["unfit_count"] + document["not_worked_out_count"] + document["predicted_count"]
+    worked_out += sum(document["unpredicted"].values())
     assert document["setups"] == sum(each["count"] for each in document["refused"]) + worked_out
+
+
+def test_a_setup_without_a_predicted_step_is_not_counted_as_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    document = choice_of("choose fsdp --shape 1b --batch 32 --on h100x8 --option offload=true", capsys)
+    assert document["predicted_count"] == 0
+    assert sum(document["unpredicted"].values()) > 0
+    assert "offloaded states" in document["conclusion"]
 
 
 def test_json_has_what_the_table_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:

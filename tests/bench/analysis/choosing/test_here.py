@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,5 +65,32 @@ def test_a_strategy_whose_defaults_cannot_run_has_the_rates_of_a_setup_that_can(
 
 def test_a_single_strategy_that_cannot_run_says_what_it_needs(history: History) -> None:
     bases, _ = question_of("three_d", ranks=2).bases()
-    with pytest.raises(Misuse, match="three_d: ranks is 2; it needs 4 or more ranks"):
+    with pytest.raises(Misuse, match="three_d cannot run: it needs 4 or more ranks; cpu or cuda; ranks is 2"):
         ground_here(bases, {}, history, cores=2, gpus=())
+
+
+def test_if_no_strategy_can_run_the_refusal_is_that_of_the_plainest(history: History) -> None:
+    bases, fixed = replace(question_of(ranks=4), shape=replace(PRESETS["tiny"], batch=7)).bases()
+    bases = [base for base in bases if base.strategy in ("single", "ddp", "fsdp", "hsdp")]
+    says = "fsdp cannot run, nor can 3 other strategies: batch 7 cannot be shared equally by 4 data ranks"
+    with pytest.raises(Misuse, match=says):
+        ground_here(bases, fixed, history, cores=2, gpus=())
+
+
+@pytest.mark.parametrize("measured", [(), (add_matmul,), (add_matmul, add_copies)])
+def test_all_missing_rates_are_named_at_once_with_one_sweep_for_all_strategies(
+    measured: Sequence[Callable[..., None]], tmp_path: Path
+) -> None:
+    """`single` needs no link, but it cannot run on 2 ranks."""
+    hardware = hardware_here("cpu", cores=2, gpus=())
+    bases, fixed = question_of("single", "ddp", "gpipe", "fsdp", ranks=2).bases()
+    with History(f"sqlite:///{tmp_path / 'short.sqlite'}") as short:
+        for add in measured:
+            add(short, make_case(), hardware)
+        with pytest.raises(Misuse) as refused:
+            ground_here(bases, fixed, short, cores=2, gpus=())
+    line = str(refused.value)
+    missing = [probe for probe in ("matmul", "copies") if f"add_{probe}" not in {add.__name__ for add in measured}]
+    assert line.count("`observatory run ") == len(missing) + 1
+    assert all(f"`observatory run {probe} " in line for probe in missing)
+    assert "--option collectives=all_reduce,send,all_gather,reduce_scatter`" in line

@@ -72,6 +72,32 @@ def test_a_cost_whose_lead_may_be_chance_is_not_sure() -> None:
     assert verdict.limit.share.low > 0.1  # That is no other doubt.
 
 
+def test_a_cost_whose_interval_is_wider_than_itself_is_not_sure() -> None:
+    """It leads in each trial, fills more than half of the step, and its interval stays above a tenth."""
+    run = _with_shares(
+        observed_of(case_of(), EVEN, link=FAST),
+        exposed_communication=(0.70, 0.45, 0.55),
+        compute=(0.1, 0.1, 0.1),
+        idle=(0.1, 0.1, 0.1),
+    )
+    verdict = diagnose(run)
+    share = verdict.limit.share
+    assert verdict.limit.kind == "exposed_communication"
+    assert share is not None
+    assert share.low is not None
+    assert share.low > 0.1
+    assert not verdict.is_sure
+    assert "its interval is wider than the share itself; more trials would decide" in verdict.reason
+
+
+def test_a_step_whose_interval_is_wider_than_itself_says_so() -> None:
+    run = observed_of(case_of(), EVEN, link=FAST)
+    others = tuple(each for each in run.estimates if each.metric != results.RUN_MEAN_STEP_SECONDS.name)
+    for steps_s, is_said in (((0.1, 0.2, 0.5), True), ((0.1, 0.1, 0.11), False)):
+        facts = diagnose(replace(run, estimates=(*others, estimate(results.RUN_MEAN_STEP_SECONDS, steps_s)))).facts
+        assert ("unsure: the interval is wider than the step itself" in facts[0]) is is_said
+
+
 def test_one_trial_is_not_sure_below_half_of_the_step() -> None:
     found = diagnose(observed_of(case_of(), Made(step_s=0.1, compute_s=0.06, exposed_s=0.04), trials=1, link=FAST))
     assert (found.limit.kind, found.is_sure) == ("exposed_communication", False)

@@ -27,6 +27,7 @@ from collectors.metrics.probes import (
     RUN_LINK_LATENCY_SECONDS,
     RUN_MATMUL_FLOPS,
 )
+from tests.bench.made.calibrations import add_copies
 from tests.bench.made.examples import make_machine, make_probe, make_summary
 from workloads.cost_models.step_time import StepTime
 from workloads.registry import spec_of
@@ -184,6 +185,15 @@ def test_a_history_too_short_says_what_is_missing_and_keeps_the_memory(capsys: p
     for command in ("matmul", "copies", "collectives", "ddp"):
         assert any(f"`observatory run {command} " in line for line in missing)
     assert any(line.startswith("the rank that holds most needs ") for line in lines)
+
+
+def test_a_step_that_is_absent_rests_on_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (predicted,) = predicted_cases(CaseArgs(strategy="ddp", device="cpu", ranks=(2,)), PredictOptions())
+    with History(f"sqlite:///{home / 'history.sqlite'}") as history:
+        add_copies(history, predicted.forecast.case, predicted.forecast.machine)
+    lines = _lines(f"predict ddp --device cpu --ranks 2 --store sqlite:///{home / 'history.sqlite'}", capsys)
+    assert not any(line.startswith("not measured: the history has no comparable copies run") for line in lines)
+    assert not any(line.startswith("rests on ") for line in lines)
 
 
 def test_without_a_machine_the_step_rests_on_runs_of_this_hardware(

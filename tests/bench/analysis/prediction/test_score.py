@@ -162,7 +162,7 @@ def test_runs_that_cannot_be_scored_are_counted_by_reason() -> None:
     assert result.left_out == {
         "without a stored prediction": 1,
         f"predicted by model version {MODEL_VERSION - 1}": 1,
-        "begun before their ceiling or links were measured, or not covered by a cost model": 1,
+        "begun before the ceiling or links were measured, or not covered by a cost model": 1,
         "failed, interrupted, or a fire drill": 2,
     }
 

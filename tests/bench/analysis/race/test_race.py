@@ -305,6 +305,18 @@ def test_a_known_time_leaves_cases_out_before_they_begin(night: RaceNight) -> No
     assert {strategy for strategy, _ in night.orders} == {"ddp", "zero1"}
 
 
+def test_a_case_of_unknown_time_is_not_left_out_in_place_of_one_that_is_too_slow(night: RaceNight) -> None:
+    night.ranks, night.trial_s = Ranks(1), 1.0
+    end = night.race("ddp", "zero1", "fsdp", budget_s=30.0, estimates_s={"zero1": 25.0 * MOST_ROUNDS})
+    assert outcomes(end)["zero1"] == "left_out"
+    assert {strategy for strategy, _ in night.orders} == {"ddp", "fsdp"}
+
+
+def test_a_refusal_names_its_strategy_once(night: RaceNight) -> None:
+    with pytest.raises(Misuse, match="and 1 can: single: it needs 8 GPUs"):
+        night.race("single", "ddp", refusals={"single": "single: it needs 8 GPUs"})
+
+
 def test_a_race_of_one_case_is_refused(night: RaceNight) -> None:
     with pytest.raises(Misuse, match="needs two cases that can run here, and 1 can: single: it needs 8 GPUs"):
         night.race("single", "ddp", refusals={"single": "it needs 8 GPUs"})

@@ -166,6 +166,13 @@ def test_what_gpus_answer_is_on_the_page_and_decides_what_is_said_of_their_monit
     ]
 
 
+def test_a_variable_that_is_a_limit_is_not_listed_again_among_the_settings() -> None:
+    page = _page(replace(make_machine(), environment={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}))
+    assert "GLOO_SOCKET_IFNAME" in _section(page, "limits")
+    assert "GLOO_SOCKET_IFNAME" not in _section(page, "settings")
+    assert _section(page, "settings")["OMP_NUM_THREADS"].value == "1"
+
+
 def test_the_environment_is_among_the_settings() -> None:
     assert _section(_page(make_machine()), "settings")["OMP_NUM_THREADS"].value == "1"
     bare = _section(_page(replace(make_machine(), environment={})), "settings")
