@@ -263,14 +263,14 @@ def test_fewer_nodes_stand_in_for_more_and_all_reduce_gives_the_link_beside_anot
     history: History,
 ) -> None:
     sweep(history, "in", INSIDE, ranks=4)
-    sweep(history, "out", ACROSS, ranks=8, nodes=2)
-    sweep(history, "gathered", [0.5e9], ranks=16, nodes=4, collective="all_gather", started_ns=5)
+    sweep(history, "out", ACROSS, ranks=16, nodes=4)
+    sweep(history, "gathered", [0.5e9], ranks=8, nodes=2, collective="all_gather", started_ns=5)
     found = find_links(trained(ranks=16, nodes=4), history)
     _, cluster = levels_of(found)
     assert bandwidth_of(cluster) == 1.0e9
     assert [collective for collective, _ in cluster.by_collective] == ["all_gather"]
     assert isinstance(found, MeasuredLinks)
-    assert found.basis.endswith("and 1 GB/s across 2 nodes, all 4 ranks of each at once (out)")
+    assert found.basis.endswith("and 1 GB/s across 4 nodes, all 4 ranks of each at once (out)")
 
 
 def test_a_collective_between_nodes_is_freed_of_its_own_latency_inside(history: History) -> None:

@@ -92,6 +92,8 @@ def test_a_run_is_found_again_only_where_its_own_folder_has_moved(whole: Summary
     assert found_again(whole.run, f"{folder}/case.json/below", runs) == folder  # No folder at all.
     assert found_again(whole.run, whole.folder, tmp_path) is None  # It has not moved.
     assert found_again("another", gone, runs) is None
+    (runs / "empty").mkdir()
+    assert found_again("empty", gone, runs) is None
     folder.rename(runs / "renamed")
     assert found_again("renamed", gone, runs) is None  # Another run's folder.
     (runs / whole.run).symlink_to("renamed")
@@ -102,11 +104,14 @@ def test_ended_runs_are_those_that_nobody_works_on(whole: Summary, tmp_path: Pat
     runs = tmp_path / "runs"
     active = begin(small_case(), make_machine(), runs)
     (runs / "linked").symlink_to(whole.run)
+    (runs / "linked-too").symlink_to(active.id)
     (runs / ".pruned-old").mkdir()
     (runs / ".pruned-old" / "case.json").write_text("{}")
     assert list(ended_folders(runs)) == [Path(whole.folder)]
     assert list(running_folders(runs)) == [active.folder]
-    assert FollowedFolders(runs).running() == {active.id: active.folder}
+    for of_all_users in (False, True):
+        followed = FollowedFolders(runs, of_all_users=of_all_users)
+        assert followed.running() == followed.running() == {active.id: active.folder}
     assert (name_of(active.folder), name_of(runs / "linked")) == ("ddp", None)
     active.close()
     assert list(ended_folders(runs)) == sorted([Path(whole.folder), active.folder])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, Misuse
 from bench.store.history import History
 from bench.store.suite_record import SuiteRecord
 from tests.bench.made.examples import make_machine, make_summary
@@ -16,7 +16,7 @@ from tests.bench.made.examples import make_machine, make_summary
 
 def test_the_newest_names_come_first_and_of_one_moment_the_last_by_name(tmp_path: Path) -> None:
     with History(f"sqlite:///{tmp_path}/history.sqlite") as history:
-        for name, started_ns in (("c", 1), ("b", 2), ("d", 2), ("a", 3)):
+        for name, started_ns in (("c", 1), ("d", 2), ("b", 2), ("a", 3)):
             history.add(make_summary(name, started_ns=started_ns), make_machine())
         newest = ["a", "d", "b", "c"]
         assert [list(history.names(limit)) for limit in (1, 3, 9)] == [newest[:1], newest[:3], newest]
@@ -25,6 +25,21 @@ def test_the_newest_names_come_first_and_of_one_moment_the_last_by_name(tmp_path
         assert list(history.beginning_with("", 3)) == newest[:3]
         assert history.folders() == {name: f"/runs/{name}" for name in "abcd"}
         assert history.machine("nowhere") is None
+
+
+def test_a_beginning_of_many_names_is_refused_with_the_six_newest(tmp_path: Path) -> None:
+    with History(f"sqlite:///{tmp_path}/history.sqlite") as history:
+        for number in range(1, 8):
+            history.add(make_summary(f"run-{number}", started_ns=number), make_machine())
+            if number == 6:
+                with pytest.raises(Misuse, match="run-6, run-5, run-4, run-3, run-2, run-1; give more of its name"):
+                    history.find("run")
+        newest = "run-7, run-6, run-5, run-4, run-3, run-2"
+        with pytest.raises(Misuse, match=f'run "run" may be any of {newest}, [.]{{3}}; give more of its name'):
+            history.find("run")
+        for unknown in ("nowhere", ""):
+            with pytest.raises(Misuse, match=f'run "{unknown}" is unknown; the newest in the history are: {newest}$'):
+                history.find(unknown)
 
 
 def test_the_newest_suite_runs_of_one_moment_are_ordered_by_name(tmp_path: Path) -> None:
