@@ -44,13 +44,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Put all temporary files into one folder, so that those of killed processes are also removed."""
     tmp_path_factory.getbasetemp()  # pytest's own folders stay where people look for them.
-    os.environ["TMPDIR"] = tempfile.tempdir = folder = tempfile.mkdtemp(prefix="observatory-")
+    before = tempfile.tempdir
+    folder = tempfile.mkdtemp(prefix="observatory-")
     Path(folder).chmod(0o711)  # Servers that run as other users have folders in it.
     # After multiprocessing's own exit handler (priority -100), which removes its own files there.
     Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        tempfile.tempdir = folder
+        yield
+    # mutmut runs several sessions in one process: folder within folder, the paths of sockets would become too long.
+    tempfile.tempdir = before
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -248,7 +248,7 @@ def receive_key(stream: Stream) -> bytes:
 
 def _key_of(line: bytes, where: str) -> bytes:
     with suppress(ValueError):
-        key = bytes.fromhex(line.decode("ascii").removesuffix("\n"))
+        key = bytes.fromhex(line.decode("ascii"))  # Skips the newline.
         if len(key) == KEY_BYTES:
             return key
     raise Refused(f"{where} holds no key, which is a line of {2 * KEY_BYTES} hexadecimal digits")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.results.estimate import Estimate, estimate
-from bench.store.hardware_baselines import against_history
+from bench.store.hardware_baselines import against_history, reference_runs
 from bench.store.history import History
 from bench.store.summary import Summary
 from collectors.metrics import probes as probe_metrics
@@ -113,3 +114,30 @@ def test_a_probe_is_judged_by_no_other(history: History) -> None:
 def test_a_run_without_a_trial_stays_as_it_is(history: History) -> None:
     failed = make_summary(estimates=(), trials_done=0)
     assert against_history(failed, history) == failed
+
+
+def test_references_are_the_fastest_product_and_the_newest_link_of_each_setting(history: History) -> None:
+    """Products come newest first; among equals the newest counts, and a failed or empty run hides none behind it."""
+    runs: tuple[tuple[str, float, dict[str, Any]], ...] = (
+        ("of-the-past", 9e9, {"case": replace(make_probe("matmul"), version=99)}),
+        ("elsewhere", 1e9, {"hardware": "AMD EPYC, 8 cores"}),
+        ("fast", 5e9, {}),
+        ("as-fast", 5e9, {}),
+        ("slower", 4e9, {}),
+        ("failed", 8e9, {"outcome": "failed"}),
+    )
+    for started_ns, (run, flops, changes) in enumerate(runs):
+        add_probe(history, "matmul", product(flops, flops), run=run, started_ns=started_ns, **changes)
+    add_probe(history, "matmul", [], run="empty", started_ns=9)
+    add_probe(history, "all_reduce", link(), run="linked", started_ns=9)
+    history.add(trained(1e9, 1e9), make_machine())
+    ceilings = dict.fromkeys(("of-the-past", "elsewhere", "as-fast"), "a ceiling")
+    assert reference_runs(history) == {"linked": "a link", **ceilings}
+
+
+def test_a_replaced_figure_is_there_once_and_the_others_stay(history: History) -> None:
+    add_probe(history, "matmul", product(2e9, 2.1e9))
+    run = trained(0.9e9, 1e9, 1.1e9)
+    judged = against_history(against_history(run, history), history)
+    assert only(judged, results.RUN_MEASURED_MFU) is not None
+    assert only(judged, results.RUN_FLOPS) == run.estimates[0]

@@ -248,3 +248,45 @@ def test_a_placement_is_said_in_words() -> None:
         "across 2 nodes, all 8 ranks of each at once",
         "across 2 nodes, 1 rank of each at once",
     ]
+
+
+def test_single_trials_are_alike_only_if_they_are_equal(history: History) -> None:
+    for number, across in enumerate((1.0e9, 1.01e9, 0.99e9)):
+        for run, ranks, nodes, bandwidth in (("in", 4, 1, 1.0e9), ("out", 8, 2, across)):
+            sweep(history, run, [bandwidth], ranks=ranks, nodes=nodes, latencies_s=[1e-5], started_ns=number)
+        found = find_links(trained(), history)
+        assert isinstance(found, MeasuredLinks)
+        assert ("alike within their intervals" in found.basis) == (across == 1.0e9)
+
+
+def test_fewer_nodes_stand_in_for_more_and_all_reduce_gives_the_link_beside_another_collective(
+    history: History,
+) -> None:
+    sweep(history, "in", INSIDE, ranks=4)
+    sweep(history, "out", ACROSS, ranks=16, nodes=4)
+    sweep(history, "gathered", [0.5e9], ranks=8, nodes=2, collective="all_gather", started_ns=5)
+    found = find_links(trained(ranks=16, nodes=4), history)
+    _, cluster = levels_of(found)
+    assert bandwidth_of(cluster) == 1.0e9
+    assert [collective for collective, _ in cluster.by_collective] == ["all_gather"]
+    assert isinstance(found, MeasuredLinks)
+    assert found.basis.endswith("and 1 GB/s across 4 nodes, all 4 ranks of each at once (out)")
+
+
+def test_a_collective_between_nodes_is_freed_of_its_own_latency_inside(history: History) -> None:
+    measured = Link(bandwidth_bytes_per_second=1e9, latency_s=5e-5)
+    sweep(history, "in", [4e9], ranks=4, latencies_s=[1e-5])
+    for run, ranks, nodes, bandwidth, latency_s in (("gathered", 4, 1, 4e9, 2e-5), ("out", 8, 2, 1e9, 5e-5)):
+        sweep(history, run, [bandwidth], ranks=ranks, nodes=nodes, latencies_s=[latency_s], collective="all_gather")
+    found = find_links(trained(), history)
+    assert isinstance(found, MeasuredLinks)
+    predicted_s = axis_time_s("all_gather", 0, MeshAxis(size=8), found.interconnect, "gloo")
+    assert predicted_s == pytest.approx(collective_time_s("all_gather", 0, 8, measured, "gloo"))
+
+
+def test_sweeps_scatter_only_against_others_of_their_setting(history: History) -> None:
+    sweep(history, "in", [4e9, 4e9], ranks=4)
+    sweep(history, "out", [1e9, 1e9], ranks=8, nodes=2)
+    spread = bandwidth_spread(trained(), history)
+    assert spread is not None
+    assert (spread.low, spread.high, spread.runs, spread.trials) == (1.0, 1.0, 2, 4)

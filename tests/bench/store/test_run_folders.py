@@ -122,6 +122,16 @@ def test_a_second_change_in_the_same_tick_is_found_at_the_next_look(
     assert [*folders.running()] == ["a", "b"]
 
 
+def test_until_a_folder_has_settled_each_look_lists_it(tmp_path: Path, clock: FakeClock) -> None:
+    _make(tmp_path, "a")
+    folders = FollowedFolders(tmp_path, stage=FakeStages(), clock_ns=clock)
+    for name in ("b", "c", "d"):
+        folders.running()
+        _make_unseen(tmp_path, name)
+        clock.now_s += 1.0
+    assert [*folders.running()] == ["a", "b", "c", "d"]
+
+
 def test_a_run_that_was_deleted_is_gone(tmp_path: Path, clock: FakeClock) -> None:
     _make(tmp_path, "a", "b")
     folders = _settled(tmp_path, clock, FakeStages())

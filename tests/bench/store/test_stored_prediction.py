@@ -14,6 +14,7 @@ from bench.case import Case
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import FailureCause, TrialEnded, TrialOrder
+from bench.results.estimate import estimate
 from bench.session.measure import CaseOrder, TrialSettings, measure
 from bench.session.patient_store import PatientStore
 from bench.store.hardware_baselines import PredictedStep
@@ -21,6 +22,7 @@ from bench.store.history import History
 from bench.store.prediction import MEMORY_PARTS, MODEL_VERSION, errors_of
 from bench.store.run_dir import case_file, load
 from bench.store.summary import StoredPrediction, Summary, decode, encode
+from collectors.metrics import results
 from tests.bench.made.calibrations import add_copies, add_matmul, add_sweep
 from tests.bench.made.examples import make_case, make_machine, make_probe, make_summary
 from tests.bench.made.fake_engine import FakeEngine
@@ -130,6 +132,45 @@ def test_computing_is_compared_with_its_optimizer_which_a_trace_counts_as_comput
         stored = StoredPrediction(model_version=1, predicted_ns=1, step_s=0.5, compute_s=0.3, optimizer_s=optimizer_s)
         computing = next(part for part in errors_of(make_summary(prediction=stored)) if part.name == "computing")
         assert computing.predicted == pytest.approx(together_s)
+
+
+STEP = estimate(results.RUN_STEP_SECONDS, [0.5])
+
+
+def test_each_part_has_its_unit_and_the_reason_for_which_nothing_was_predicted() -> None:
+    fields = ("step_s", "compute_s", "communication_s", "exposed_s", "optimizer_s", "bubble_s", "total")
+    stored = StoredPrediction(model_version=2, predicted_ns=1, absent={field: f"no {field}" for field in fields})
+    measured = (
+        STEP,
+        estimate(results.RUN_TRACED_RATIO, [0.6], part="compute"),
+        estimate(results.RUN_TRACED_RATIO, [0.2], part="exposed_communication"),
+        estimate(results.RUN_COMMUNICATION_SECONDS, [0.3], account="traced"),
+        estimate(results.RUN_COMMUNICATION_SECONDS, [0.9], account="expected"),
+        estimate(results.RUN_PHASE_SECONDS, [0.1], phase="optimizer"),
+        estimate(results.RUN_MEMORY_ACCOUNT_BYTES, [1000.0], part="total", account="measured"),
+    )
+    parts = errors_of(make_summary(prediction=stored, estimates=measured))
+    assert [(part.name, part.unit, part.measured, part.why_absent) for part in parts] == [
+        ("step", "seconds", 0.5, "no step_s"),
+        ("computing", "seconds", pytest.approx(0.3), "no compute_s"),
+        ("communication", "seconds", 0.3, "no communication_s"),
+        ("exposed communication", "seconds", pytest.approx(0.1), "no exposed_s"),
+        ("optimizer", "seconds", 0.1, "no optimizer_s"),
+        ("memory: total", "bytes", 1000.0, "no total"),
+    ]
+    assert {part.predicted for part in parts} == {part.error for part in parts} == {None}
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "is_inside"),
+    [(0.5, 0.6, True), (0.4, 0.5, True), (0.51, 0.6, False), (0.4, 0.49, False), (0.4, None, None), (None, 0.6, None)],
+)
+def test_the_ends_of_a_range_belong_to_it_and_one_end_is_no_range(
+    low_s: float | None, high_s: float | None, is_inside: bool | None
+) -> None:
+    stored = StoredPrediction(model_version=2, predicted_ns=1, step_s=0.5, step_low_s=low_s, step_high_s=high_s)
+    (step, *_) = errors_of(make_summary(prediction=stored, estimates=(STEP,)))
+    assert (step.low, step.high, step.is_inside) == (low_s, high_s, is_inside)
 
 
 # When it is stored

@@ -18,6 +18,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.rank.messages import FailureCause
 from bench.suite.ledger import (
     LEDGER,
+    SCHEMA_VERSION,
     Begun,
     CaseBegun,
     CaseEnded,
@@ -207,10 +208,11 @@ def test_a_last_line_without_meaning_is_cut_off(tmp_path: Path) -> None:
     assert read_ledger(tmp_path / LEDGER).records == RECORDS
 
 
-def test_a_broken_line_before_others_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [b'{"type":"nonsense"}', b'{"type":"nonsense","schema_version":3}'])
+def test_a_broken_line_before_others_is_named(tmp_path: Path, line: bytes) -> None:
     write(tmp_path, *RECORDS)
     lines = (tmp_path / LEDGER).read_bytes().splitlines(keepends=True)
-    (tmp_path / LEDGER).write_bytes(b"".join([*lines[:2], b'{"type":"nonsense"}\n', *lines[2:]]))
+    (tmp_path / LEDGER).write_bytes(b"".join([*lines[:2], line + b"\n", *lines[2:]]))
     with pytest.raises(Misuse, match=r"line 3 cannot be read .* without --resume"):
         read_ledger(tmp_path / LEDGER)
 
@@ -273,7 +275,7 @@ def test_only_a_ledger_that_its_writer_holds_is_being_written(tmp_path: Path) ->
 def test_a_last_line_of_this_version_without_meaning_is_cut_off(tmp_path: Path) -> None:
     write(tmp_path, *RECORDS[:2])
     with (tmp_path / LEDGER).open("ab") as file:
-        file.write(b'{"type":"nonsense","schema_version":2}\n')
+        file.write(b'{"type":"nonsense","schema_version":%d}\n' % SCHEMA_VERSION)
     assert read_ledger(tmp_path / LEDGER).records == RECORDS[:2]
 
 

@@ -73,6 +73,8 @@ def test_the_newest_suite_run_that_has_not_ended_well_goes_on(tmp_path: Path) ->
 
 
 def test_a_suite_run_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r'suite run "x" is unknown; the newest in .* are: none'):
+        find_suite_run(tmp_path / "runs", "x")
     name = begun(tmp_path, suite(tmp_path))
     assert find_suite_run(tmp_path / "runs", name[:-2]).name == name
     with pytest.raises(Misuse, match=rf'suite run "x" is unknown; the newest in .* are: {name}'):
@@ -127,6 +129,14 @@ def test_the_run_of_another_suite_is_refused_with_its_name(tmp_path: Path) -> No
         (SMOKE.replace("trials = 3", "trials = 5"), r'trials of case "ddp\[ranks=1\]" was 3, and is 5 \(and 2 more\)'),
         (SMOKE.replace("[case.single]", ""), 'case "single" is no longer in it;'),
         (SMOKE + "[case.fsdp]\nranks = 2", 'case "fsdp" is new in it;'),
+        (
+            SMOKE.replace("[case.single]", "[case.fsdp]\nranks = 2"),
+            r'case "single" is no longer in it \(and 1 more\);',
+        ),
+        (
+            "schema_version = 1\n[defaults]\ntrials = 3\n[case.single]\n[case.ddp]\nranks = [1, 2]\n",
+            "its levers or the order of its cases",
+        ),
     ],
 )
 def test_a_suite_with_other_cases_is_refused_with_what_differs(tmp_path: Path, text: str, says: str) -> None:
@@ -142,6 +152,10 @@ def test_a_difference_that_its_file_does_not_tell_is_refused_all_the_same(tmp_pa
     name = begun(tmp_path, smoke)
     (tmp_path / "runs" / "suites" / name / "suite.json").write_text("{")
     with pytest.raises(Misuse, match=r"suite\.json cannot show how"):
+        resume(replace(smoke, digest="other"), tmp_path / "runs", name)
+    (tmp_path / "runs" / "suites" / name / "suite.json").rename(tmp_path / "suite.json")
+    (tmp_path / "runs" / "suites" / name / "suite.json").symlink_to(tmp_path / "suite.json")
+    with pytest.raises(Misuse, match=r"suite\.json cannot show how .*it is a link"):
         resume(replace(smoke, digest="other"), tmp_path / "runs", name)
 
 

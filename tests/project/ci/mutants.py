@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -112,9 +113,13 @@ def run_mutmut(within_s: float, processes: int) -> bool:
     Raises:
         SystemExit: it failed, which it does where a test fails without any break.
     """
-    # What tests start in processes of their own runs from the copy, too, and is broken as this process is.
-    environment = {**os.environ, "PYTHONPATH": str(SCRATCH / "mutants")}
-    with (SCRATCH / "mutmut.log").open("wb") as log:
+    with (
+        tempfile.TemporaryDirectory(prefix="m-", ignore_cleanup_errors=True) as temporary,  # Short, for sockets' paths.
+        (SCRATCH / "mutmut.log").open("wb") as log,
+    ):
+        Path(temporary).chmod(0o711)  # Tests of other users' processes have folders in it.
+        # What tests start in processes of their own runs from the copy, too, and is broken as this process is.
+        environment = {**os.environ, "PYTHONPATH": str(SCRATCH / "mutants"), "TMPDIR": temporary}
         process = subprocess.Popen(
             [PROGRAM, "run", "--max-children", str(processes)],
             cwd=SCRATCH,

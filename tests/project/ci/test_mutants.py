@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,16 @@ def test_a_change_is_what_differs_from_its_base_and_what_is_new(
     (tmp_path / "removed.py").unlink()
     (tmp_path / "new.py").write_text("new\n")
     assert mutants.changed_files(mutants.usual_base()) == ["changed.py", "new.py"]
+
+
+def test_sessions_in_one_process_do_not_put_their_temporary_files_into_each_other(tmp_path: Path) -> None:
+    """As mutmut runs them; the path of a socket may have only 107 letters."""
+    test = "tests/project/ci/test_mutants.py::test_what_is_broken_is_code_of_the_product"
+    program = (
+        "import os, sys, tempfile, pytest\n"
+        "before = tempfile.gettempdir(), os.environ['TMPDIR']\n"
+        f"assert pytest.main(['-q', '-p', 'no:cacheprovider', '{test}']) == 0\n"
+        "sys.exit((tempfile.gettempdir(), os.environ['TMPDIR']) != before)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], cwd=mutants.ROOT, env=environment, check=True, timeout=120)

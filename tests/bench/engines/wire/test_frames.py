@@ -324,3 +324,12 @@ def test_nothing_is_read_behind_the_line_of_a_key() -> None:
     stream = RecordedStream(key_line(KEY) + b"frame")
     assert receive_key(stream) == KEY
     assert stream.read(100) == b"frame"
+
+
+def test_what_is_no_line_of_a_key_is_refused_before_more_of_it_is_read() -> None:
+    stream = RecordedStream(b"a" * 1000)
+    with pytest.raises(Refused, match="the first line of standard input holds no key"):
+        receive_key(stream)
+    assert stream.read_bytes == 128
+    with pytest.raises(StreamEnded, match="the runner hung up before it sent a key"):
+        receive_key(RecordedStream(key_line(KEY)[:-1]))

@@ -94,3 +94,20 @@ def test_a_folder_that_is_a_link_gets_no_file(is_run: bool, runs: Path, tmp_path
         (problem,) = receiver.finish(RUN)
     assert problem == f"{name} cannot be stored: it is a link, but must be a folder"
     assert list(outside.iterdir()) == []
+
+
+def test_a_log_that_is_sent_again_goes_on_behind_what_the_run_had_before_and_not_behind_its_tail(runs: Path) -> None:
+    log = runs / RUN / "rank0.jsonl"
+    log.write_bytes(b"0\n")
+    with closing(FileReceiver(LogSizes(runs))) as receiver:
+        receiver.expect(RUN)
+        receiver.take(_tail("rank0.jsonl", b"1\n"))
+        assert log.read_bytes() == b"0\n1\n"
+        with log.open("ab") as other:
+            other.write(b"by another\n")
+        receiver.take(_tail("rank0.jsonl", b"2\n", start=2))
+        assert receiver.lost(RUN) == ("rank0.jsonl",)
+        receiver.take(_piece("rank0.jsonl", b"1\n2\n"))
+        receiver.take(_sent("rank0.jsonl", b"1\n2\n"))
+        assert receiver.finish(RUN) == ()
+    assert log.read_bytes() == b"0\n1\n2\n"

@@ -196,3 +196,11 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_an_address_may_be_of_ipv6() -> None:
     assert address_of("[::1]:80") == ("::1", 80)
     assert address_of("node0:80") == ("node0", 80)
+
+
+def test_the_lowest_and_the_highest_port_are_ports_and_any_port_is_one_to_listen_at() -> None:
+    assert [address_of(f"node0:{port}")[1] for port in (1, 65535)] == [1, 65535]
+    assert address_of("node0:0", least_port=0) == ("node0", 0)
+    for text in ("node0:0", "node0:65536"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f'"{text}" is not HOST:PORT'):
+            address_of(text)
