@@ -260,7 +260,7 @@ WRONG = [
     ([], "gpu = 1\n", 2, "unknown key 'gpu'; did you mean 'gpus'?"),
     (["--nodes=2"], 'python = "/nowhere"\n', 4, "it ended with code 127"),
     (["--nodes=2"], 'setup = "read line || exit 7"\n', 4, "it ended with code 7"),
-    (["--nodes=2"], 'runner = "192.0.2.99"\n', 4, "cannot listen for agents: 192.0.2.99"),
+    (["--nodes=2"], 'runner = "192.0.2.99"\n', 4, "cannot listen for agents: cannot listen at 192.0.2.99: "),
 ]
 
 
