@@ -77,25 +77,25 @@ SLOW_OTHER = $(filter-out $(SLOW_BENCH),$(SLOW_FILES))
 test-slow: test-slow-bench test-slow-other
 
 test-slow-bench: servers $(VENV)/.installed-dev
-	$(SHARED) --cpu-budget=800 -m "slow and not alone" $(SLOW_BENCH)
+	$(SHARED) --cpu-budget=900 -m "slow and not alone" $(SLOW_BENCH)
 
 test-slow-other: servers $(VENV)/.installed-dev
-	$(SHARED) --cpu-budget=800 -m "slow and not alone" $(SLOW_OTHER)
+	$(SHARED) --cpu-budget=700 -m "slow and not alone" $(SLOW_OTHER)
 
 test-faults: servers $(VENV)/.installed-dev
-	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(FAULTS)
+	$(SHARED) --cpu-budget=500 -m "slow and not alone" $(FAULTS)
 
 test-slurm: servers $(VENV)/.installed-dev
-	$(SHARED) --cpu-budget=600 -m "slow and not alone" $(SLURM)
+	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(SLURM)
 
 test-drawn: servers drawing $(VENV)/.installed-dev
 	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(DRAWN)
 
 test-examples: servers $(VENV)/.installed-dev
-	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(EXAMPLES)
+	$(SHARED) --cpu-budget=300 -m "slow and not alone" $(EXAMPLES)
 
 test-bytes: servers $(VENV)/.installed-dev
-	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(BYTES)
+	$(SHARED) --cpu-budget=200 -m "slow and not alone" $(BYTES)
 
 # Tests that measure, one after another.
 test-alone: servers $(VENV)/.installed-dev
@@ -104,7 +104,7 @@ test-alone: servers $(VENV)/.installed-dev
 
 # Ray takes 80 MB to install, and one cluster takes both cores of a small machine, so its tests also run alone.
 test-ray: $(VENV)/.installed-ray
-	$(BIN)/python -m pytest --cpu-budget=600 -m ray \
+	$(BIN)/python -m pytest --cpu-budget=300 -m ray \
 		tests/slow/test_ray.py tests/slow/clusters/test_ray_gpus.py tests/slow/clusters/test_cluster_trees.py
 
 test-torch: servers
