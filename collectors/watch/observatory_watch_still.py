@@ -2,7 +2,8 @@
 
 A daemon thread checks the watch every few seconds. It sends no signal and ends nothing: the stacks come from the
 interpreter, so if a thread never releases the interpreter's lock, this thread cannot run and writes none. It does not
-exist while the process forks, since Python 3.12 and later warn when a process with threads forks.
+exist while the process forks, since Python 3.12 and later warn when a process with threads forks, nor while the
+interpreter ends, which would end it by force.
 Loaded at a process's first step, next to `observatory_watch`. Imports only the standard library.
 """
 
@@ -104,8 +105,12 @@ class Witness:
             self._is_alive = False
 
     def before_fork(self) -> None:
-        """End the thread, in the kernel as well, where Python counts threads; several threads may fork at once."""
+        """End the thread before a fork; several threads may fork at once."""
         self._forks += 1
+        self.stop()
+
+    def stop(self) -> None:
+        """End the thread, in the kernel as well, where Python counts threads."""
         end_s = time.monotonic() + END_S
         self._let_go()
         while (self._is_alive or os.path.exists(f"/proc/self/task/{self._thread}")) and time.monotonic() < end_s:

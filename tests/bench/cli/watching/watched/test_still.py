@@ -148,6 +148,16 @@ def test_no_thread_of_ours_is_there_while_a_process_forks_and_it_looks_again_aft
     assert threads_after[1] == threads_after[0] + 1
 
 
+def test_no_thread_of_ours_is_left_when_the_interpreter_ends(stopped: Stopped) -> None:
+    while stopped.witness._thread is None:  # It has not begun.
+        time.sleep(0.001)
+    task = Path(f"/proc/self/task/{stopped.witness._thread}")
+    assert task.exists()
+    stopped.watch.end()
+    assert not stopped.witness._is_alive
+    assert not task.exists()
+
+
 def test_threads_that_fork_at_once_leave_one_thread_of_ours(stopped: Stopped) -> None:
     stopped.witness.before_fork()
     stopped.witness.before_fork()
