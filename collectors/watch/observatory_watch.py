@@ -376,7 +376,8 @@ class Watch:
             self._write({"kind": "end", "unix_s": time.time(), "steps": self._steps})
             self.is_begun = False
             os.close(self._fd)
-            self._witness.stop()
+            if self._witness is not None:
+                self._witness.stop()
 
     def note(self, text: str) -> None:
         """Write a note in plain words."""

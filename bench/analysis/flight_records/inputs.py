@@ -68,10 +68,10 @@ def read_dumps(names: Sequence[str], runs_folder: Path, *, ranks: Sequence[int] 
 def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the files of a name, and whether the user named each directly as a dump."""
     path = Path(name)
-    if not path.exists() and path.name == name:
-        named = [folder for folder in run_folders(runs_folder) if name_of(folder) == name]
-        path = next((each for each in (runs_folder / name, *reversed(named)) if each.is_dir()), path)
     try:
+        if not path.exists() and path.name == name:
+            named = [folder for folder in run_folders(runs_folder) if name_of(folder) == name]
+            path = next((each for each in (runs_folder / name, *reversed(named)) if each.is_dir()), path)
         if not path.is_dir():
             if not path.exists():
                 raise Misuse(f"{name} does not exist; name a dump (nccl_trace_rank_0), a folder of dumps or a run")

@@ -158,6 +158,14 @@ def test_no_thread_of_ours_is_left_when_the_interpreter_ends(stopped: Stopped) -
     assert not task.exists()
 
 
+def test_a_rank_whose_thread_could_not_start_ends_as_usual(stopped: Stopped) -> None:
+    stopped.witness.stop()
+    stopped.watch._witness = None
+    stopped.watch.end()
+    assert json.loads(stopped.file.read_text().splitlines()[-1])["kind"] == "end"
+    assert not (stopped.file.parent / "watch_failures.txt").exists()
+
+
 def test_threads_that_fork_at_once_leave_one_thread_of_ours(stopped: Stopped) -> None:
     stopped.witness.before_fork()
     stopped.witness.before_fork()
