@@ -38,6 +38,9 @@ SLOW_NS = 10_000_000_000
 """Time after which a rank looks for the commit only once a second: rank 0 is busy, or no longer watched."""
 STORE_S = 5.0
 """Longest wait for one answer of the job's store."""
+END_S = 1.0
+"""Longest wait for a late answer when the interpreter ends: an answer of torch's store that comes while it ends aborts
+the process."""
 MARGIN_NS, LEAST_MARGIN, MOST_MARGIN = 250_000_000, 3, 1000
 """Time between the commit and the first traced step, and its bounds in steps."""
 MOST_STEPS = 50
@@ -82,6 +85,7 @@ class BoundedStore:
         Raises:
             NoAnswer: the call did not return in time, or an earlier call still waits.
         """
+        import atexit
         from _thread import allocate_lock, start_new_thread
 
         if self._is_waiting:
@@ -105,6 +109,7 @@ class BoundedStore:
             self._is_waiting = False
             raise
         if not done.acquire(timeout=self._most_s):
+            atexit.register(done.acquire, timeout=END_S)
             raise NoAnswer(f"the job's store did not answer within {self._most_s:g} s")
         ((answer, error),) = answers
         if error is not None:

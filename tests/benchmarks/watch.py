@@ -1,10 +1,12 @@
 """What `observatory watch` costs a step: blocks of steps with and without its hooks, in turn, in one process.
 
-A block's median step is one repetition. Without: torch's own functions, no hooks of an optimizer. With: the hooks,
-phases and rank file, as under watch. The time that the watch counts from inside stands next to the ratio: it holds
-the lines that are written about once a second, which a median step does not.
+Without: torch's own functions, no hooks of an optimizer. With: the hooks, phases and rank file, as under watch. Two
+neighbouring blocks are a pair, whose order alternates. The ratio is the median of the pairs' ratios with its
+distribution-free interval, so that the machine's drift cancels and its pauses do not count. The time that the watch
+counts from inside stands next to the ratio: it holds the lines that are written about once a second, which a median
+step does not.
 
-    python -m tests.benchmarks.watch [--blocks N] [--steps N] [--width N]
+    python -m tests.benchmarks.watch [--pairs N] [--steps N] [--width N]
 """
 
 from __future__ import annotations
@@ -18,14 +20,12 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
+from scipy.stats import quantile_test
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from bench.report.format import percent
-from bench.results.estimate import estimate, ratio
 from bench.session.watched.session import write_hook
-from collectors.metrics.results import RUN_STEP_SECONDS
 from collectors.watch import observatory_watch, observatory_watch_hooks
 
 PROMISE = 0.01
@@ -88,8 +88,8 @@ class Training:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=20, help="of each kind")
-    parser.add_argument("--steps", type=int, default=20, help="of a block")
+    parser.add_argument("--pairs", type=int, default=400, help="of blocks")
+    parser.add_argument("--steps", type=int, default=2, help="of a block")
     parser.add_argument("--width", type=int, default=1024, help="of the model; wider makes longer steps")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -97,20 +97,22 @@ def main() -> None:
         folder = Path(name)
         write_hook(folder)
         training = Training(folder, arguments.width)
-        times_s: dict[bool, list[float]] = {False: [], True: []}
-        for block in range(arguments.blocks + 1):
-            for is_watched, of_kind_s in times_s.items():
-                step_s = training.block_s(arguments.steps, is_watched=is_watched)
-                if block:  # The first of each kind warms up.
-                    of_kind_s.append(step_s)
+        pairs: list[dict[bool, float]] = []
+        for pair in range(arguments.pairs + 1):
+            order = (False, True) if pair % 2 else (True, False)
+            steps_s = {kind: training.block_s(arguments.steps, is_watched=kind) for kind in order}
+            if pair:  # The first warms up.
+                pairs.append(steps_s)
         training.watch.end()
         lines = [json.loads(line) for line in (folder / "watch_rank0.jsonl").read_text().splitlines()]
     own_ns = [value for line in lines if line["kind"] == "steps" for value in line["own_ns"]]
-    found = ratio(estimate(RUN_STEP_SECONDS, times_s[True]), estimate(RUN_STEP_SECONDS, times_s[False]))
-    bare_s = median(times_s[False])
-    print(f"watched step over bare step: {percent(found)}, promised at most {100 * (1 + PROMISE):.0f} %")
+    ratios = [100 * pair[True] / pair[False] for pair in pairs]
+    ends: Any = quantile_test(ratios, p=0.5).confidence_interval(0.95)
+    interval = f"{median(ratios):.2f} % [{ends.low:.2f}, {ends.high:.2f}]"
+    bare_s = median(pair[False] for pair in pairs)
+    print(f"watched step over bare step: {interval}, promised at most {100 * (1 + PROMISE):.0f} %")
     print(f"counted from inside: {1e-3 * fmean(own_ns):.0f} us a step, {100e-9 * fmean(own_ns) / bare_s:.2f} %")
-    print(f"{arguments.blocks} blocks of {arguments.steps} steps each way; bare steps of {1e3 * bare_s:.1f} ms")
+    print(f"{arguments.pairs} pairs of blocks of {arguments.steps} steps; bare steps of {1e3 * bare_s:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -332,6 +332,43 @@ def test_a_store_whose_host_hangs_drops_the_window_and_the_next_one_is_taken_onc
         assert "dropped" not in _written(tmp_path, "window.json", number=6)
 
 
+STORE_CLIENT = """
+import sys, time
+import torch.distributed as dist
+from collectors.watch.observatory_watch_window import BoundedStore, NoAnswer
+
+class SlowEnd:
+    def __del__(self):
+        time.sleep(2)  # The interpreter ends meanwhile.
+
+slow_end = SlowEnd()
+bounded = BoundedStore(most_s=0.2).around(dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False))
+print("connected", flush=True)
+sys.stdin.readline()
+try:
+    bounded.check(["key"])
+except NoAnswer:
+    print("no answer", flush=True)
+"""
+
+
+def test_an_answer_of_the_store_that_comes_when_the_process_ends_does_not_abort_it() -> None:
+    words, pipes = [sys.executable, "-c"], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*words, STORE_HOST], env=_environment(), **pipes) as host:  # type: ignore[call-overload]
+        port = host.stdout.readline().strip()
+        with subprocess.Popen([*words, STORE_CLIENT, port], env=_environment(), **pipes) as client:  # type: ignore[call-overload]
+            assert client.stdout.readline() == "connected\n"
+            host.send_signal(signal.SIGSTOP)
+            try:
+                client.stdin.write("\n")
+                client.stdin.flush()
+                assert client.stdout.readline() == "no answer\n"
+                time.sleep(0.3)
+            finally:
+                host.send_signal(signal.SIGCONT)
+            assert client.wait() == 0
+
+
 def test_the_wait_for_a_silent_store_is_no_time_of_the_watch_in_the_step(tmp_path: Path) -> None:
     bounded = BoundedStore().around(FakeStore())
     bounded._is_waiting = True
