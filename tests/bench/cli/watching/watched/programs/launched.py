@@ -86,9 +86,10 @@ def main() -> None:
         sys.exit(int(code))
     rank, world = dist.get_rank(), dist.get_world_size()
     say(f"rank {rank} of {world}: {float(loss.detach()).hex()}")
-    pids: list[Any] = [None] * world
-    dist.all_gather_object(pids, os.getpid())
-    others = [os.pidfd_open(pid) for pid in pids[1:]] if rank == 0 else []
+    # The last collective has no tensor: gloo's thread may release it while the interpreter ends, which aborts.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"pid {rank}", str(os.getpid()))
+    others = [os.pidfd_open(int(store.get(f"pid {other}"))) for other in range(1, world)] if rank == 0 else []
     dist.barrier()
     dist.destroy_process_group()
     for other in others:
