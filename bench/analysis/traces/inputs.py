@@ -146,11 +146,10 @@ def _of_run(folder: Path) -> TraceFiles:
     case = case_file(folder).case
     paths = sorted(newest_windows(folder), key=_rank_in_name)
     if not paths:
-        trace_steps = max(1, case.trace_steps)
-        raise Misuse(
-            f"{folder} holds no rank<k>{OWN}: no rank's profiler window was traced completely;"
-            f" `observatory run {case.strategy} --trace-steps {trace_steps}` makes new traces"
-        )
+        trace = f"`observatory run {case.strategy} --trace-steps {max(1, case.trace_steps)}` makes new traces"
+        if case.watched_name is not None:
+            trace = f"while it runs, `observatory watch --attach {case.watched_name}` traces its steps"
+        raise Misuse(f"{folder} holds no rank<k>{OWN}: no rank's profiler window was traced completely; {trace}")
     return TraceFiles(paths=tuple(paths), folder=folder, ranks=case.ranks)
 
 
