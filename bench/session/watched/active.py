@@ -20,9 +20,9 @@ def active_summary(text: str, runs: Path) -> Summary | None:
     Raises:
         Misuse: several runs' ids begin with the text, or no process of the run has reported yet.
     """
-    if Path(text).is_dir():
-        folder = Path(text).absolute()
-        return _summarise(folder) if _is_active(folder) else None
+    path = Path(text)
+    if path.is_dir() and (_is_active(path.absolute()) or path.name != text):
+        return _summarise(path.absolute()) if _is_active(path.absolute()) else None
     active = [path for path in _folders(runs) if _is_active(path)]
     named = [path for path in active if path.name == text or name_of(path) == text]
     if named:

@@ -86,6 +86,46 @@ def test_a_day_behind_the_name_chooses_the_newest_by_then(place: Place) -> None:
     assert 'run "llama@2026-11-20" is unknown' in place.said("show", "llama@2026-11-20")[2]
 
 
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        ("show llama-sft", "found by optimizer"),
+        ("diagnose llama-sft", "llama-sft on 2"),
+        ("compare llama-sft other", "llama-sft"),
+        ("analyse summary llama-sft", "`observatory watch --attach llama-sft`"),
+    ],
+)
+def test_a_folder_that_shares_a_job_s_name_does_not_hide_the_job(
+    words: str, printed: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(("llama-sft", "other")):
+        keep_watched(_run_folder(place, number, name), place.store)
+    (tmp_path / "llama-sft").mkdir()
+    monkeypatch.chdir(tmp_path)
+    _, out, err = place.said(*words.split())
+    assert printed in out + err
+
+
+def test_an_active_job_is_shown_where_a_folder_shares_its_name(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama-sft").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with _active(place, "llama-sft", made_steps("ddp")):
+        code, out, _ = place.said("show", "llama-sft")
+    assert code == 0
+    assert "active" in out
+
+
+def _run_folder(place: Place, number: int, name: str) -> Path:
+    return write_run(
+        place.runs / f"20261118-11060{number}-{name}-00000{number}",
+        made_steps("ddp", seed=number),
+        name=name,
+        start_unix_s=FIRST_S + number,
+    )
+
+
 def test_a_name_with_signs_of_patterns_is_only_itself(place: Place) -> None:
     for day, name in enumerate(("a%b", "a_b", "aXb")):
         place.keep(day, made_steps("ddp"), name=name)
