@@ -182,14 +182,19 @@ def name_of(folder: Path) -> str | None:
     return None if match is None else match[1]
 
 
-def unreported_folders(runs: Path) -> Iterator[Path]:
-    """Return the folders of this user's watched commands that have no report of any process; links are left out."""
+def unreported_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
+    """Return the folders of this user's watched commands that have no report of any process; links are left out.
+
+    of_all_users: include readable ones of other users.
+    """
     if not runs.is_dir():
         return
     for folder in sorted(runs.iterdir()):
-        is_candidate = not folder.is_symlink() and not folder.name.startswith(PRUNED) and is_ours(folder)
-        if is_candidate and (folder / "watch.json").is_file() and not has_case(folder):
-            yield folder
+        if folder.is_symlink() or folder.name.startswith(PRUNED) or not (of_all_users or is_ours(folder)):
+            continue
+        with contextlib.suppress(PermissionError):  # Another user's.
+            if (folder / "watch.json").is_file() and not has_case(folder):
+                yield folder
 
 
 def has_case(folder: Path) -> bool:

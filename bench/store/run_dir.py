@@ -28,7 +28,7 @@ from bench.results.estimate import Estimate, estimate, of_metric
 from bench.results.results import findings
 from bench.results.trials import node_notes
 from bench.results.watched.run import WatchedRun, first_case, is_watched, read_run, read_watch_file
-from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders
+from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders, unreported_folders
 from bench.store.files import read_small
 from bench.store.summary import StoredPrediction, Summary, decode, encode
 from collectors.files import (
@@ -458,12 +458,14 @@ def case_file(folder: Path) -> CaseFile:
 def free_slot(runs: Path) -> int:
     """Return the lowest slot that no active run has; slots are small numbers that distinguish live series.
 
-    The caller holds the lock of the folder of runs, and writes the slot into case.json before releasing it.
+    The caller holds the lock of the folder of runs, and writes the slot into case.json or watch.json before releasing
+    it: a watched run has a slot from its start, long before its first rank reports.
     """
     slots = set()
-    for folder in running_folders(runs, of_all_users=True):
+    unreported = filter(is_running, unreported_folders(runs, of_all_users=True))
+    for folder in (*running_folders(runs, of_all_users=True), *unreported):
         with contextlib.suppress(Misuse):  # An unreadable run has no live series.
-            slots.add(case_file(folder).slot)
+            slots.add(read_watch_file(folder).slot if is_watched(folder) else case_file(folder).slot)
     return next(slot for slot in count() if slot not in slots)
 
 

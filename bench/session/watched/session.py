@@ -88,7 +88,6 @@ def watch(request: WatchRequest) -> int:
         with end_signals_interrupt():
             folder = _make_folder(request, stack)
             document = _describe(request, folder)
-            _write_document(folder, document)
         if not request.is_quiet:
             say(f"run {folder.name}: `observatory show {request.name}` shows it while it runs")
         slower = SlowerSteps(request.block_ns) if request.has_slow_windows else None
@@ -173,11 +172,9 @@ def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
 
 
 def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
-    """Return the content of watch.json before the command starts."""
+    """Write watch.json before the command starts, and return its content."""
     script = read_script(request.command)
-    with locked(folder.parent):
-        slot = run_dir.free_slot(folder.parent)
-    return {
+    document: dict[str, object] = {
         "version": VERSION,
         "name": request.name,
         "run_id": folder.name,
@@ -191,8 +188,11 @@ def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
         "exit_code": None,
         "signal": None,
         "store": run_dir.store_name(request.store_url),
-        "slot": slot,
     }
+    with locked(folder.parent):  # Each process that begins a run here takes this lock, so slots are unique.
+        document["slot"] = run_dir.free_slot(folder.parent)
+        _write_document(folder, document)
+    return document
 
 
 def _end_of(code: int) -> dict[str, object]:

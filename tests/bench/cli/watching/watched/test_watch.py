@@ -59,6 +59,25 @@ def test_the_command_s_output_and_code_are_its_own_and_ours_is_on_standard_error
     assert list(runs.iterdir()) == []
 
 
+def test_watches_at_the_same_time_have_different_slots(watch: Callable[..., Done], tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    inner = [
+        sys.executable,
+        "-P",
+        "-m",
+        "bench",
+        "watch",
+        "--runs",
+        str(runs),
+        "--",
+        "sh",
+        "-c",
+        f"cat {runs}/*/watch.json",
+    ]
+    done = watch("--", *inner, runs=runs)
+    assert sorted(re.findall(r'"slot": (\d)', done.stdout)) == ["0", "1"]
+
+
 def test_quiet_begins_without_a_line(watch: Callable[..., Done], tmp_path: Path) -> None:
     done = watch("--quiet", "--", "sh", "-c", "echo err >&2", runs=tmp_path / "runs")
     assert done.stderr.startswith("err\n")
