@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed, Misuse, end_signals_interrupt, say
+from bench.machine.machine import Machine
 from bench.machine.machine import read as read_machine
 from bench.report.table import open_console, print_page
 from bench.session.watched.child import exit_code, run_child
@@ -163,12 +164,20 @@ def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
         assert lock is not None, "nobody else knows the folder yet"
         stack.callback(os.close, lock)
         write_hook(folder, redact=request.is_redacted)
-        run_dir.write_json(folder / "machine.json", read_machine())
+        run_dir.write_json(folder / "machine.json", _machine())
     except OSError as error:
         raise InfrastructureFailed(
             f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
         ) from None
     return folder
+
+
+def _machine() -> Machine:
+    """Return this machine without the commit of this program: watch.json has the watched program's."""
+    machine = read_machine()
+    why = "this program's commit is not the watched program's"
+    absent = {**machine.absent, "commit": why, "is_dirty": why}
+    return replace(machine, commit=None, is_dirty=None, absent=absent)
 
 
 def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:

@@ -101,6 +101,8 @@ def test_the_run_s_folder_says_what_ran_and_how_it_ended(watch: Callable[..., Do
     assert said["command"] == [Path(sys.executable).name, "train.py", "(2 more)"]
     assert (said["exit_code"], said["signal"]) == (None, 9)
     assert said["start_unix_s"] < said["end_unix_s"]
+    machine = json.loads((folder / "machine.json").read_text())
+    assert (machine["commit"], machine["is_dirty"]) == (None, None)  # This program's are not the script's.
     everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"hidden" not in everything
 
