@@ -366,6 +366,16 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def is_locked_by_another(path: Path) -> bool:
+    """Whether another process holds a POSIX lock on the file; False if it cannot be read, or locks are unknown."""
+    try:
+        with open_to_read(path) as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN) and os.access(path, os.R_OK)
+    return False
+
+
 @contextmanager
 def locked(folder: Path, *, within_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold a folder's lock; wait up to `within_s` for another process to release it.

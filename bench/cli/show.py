@@ -136,10 +136,11 @@ def find_shown(run: str, runs_folder: Path, store_url: str | None, *, of_all_use
         InfrastructureFailed: the history cannot be read.
     """
     from bench.session.watched.active import active_summary
+    from bench.store.history import means_folder
 
     if (active := active_summary(run, runs_folder)) is not None:
         return active
-    if not Path(run).is_dir():
+    if not means_folder(run, store_url):
         _take_in(runs_folder, store_url, of_all_users=of_all_users)
     return _find(run, runs_folder, store_url)
 
@@ -333,10 +334,10 @@ def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name
 
 def _find(run: str, runs_folder: Path, store_url: str | None) -> Summary:
     """Return the run of this folder or name prefix."""
-    from bench.store.history import find_run
+    from bench.store.history import find_run, means_folder
     from bench.store.run_dir import found_again, load
 
-    if Path(run).is_dir():
+    if means_folder(run, store_url):
         return load(Path(run))
     summary = find_run(run, store_url)
     # The folder may have moved since the history last saw it.
@@ -346,10 +347,10 @@ def _find(run: str, runs_folder: Path, store_url: str | None) -> Summary:
 
 def _machine_of(run: str, summary: Summary, store_url: str | None) -> Machine | None:
     """Return the machine of the run: from its folder if the user named that, else from the history."""
-    from bench.store.history import History
+    from bench.store.history import History, means_folder
     from bench.store.run_dir import machine_of
 
-    if Path(run).is_dir():
+    if means_folder(run, store_url):
         return machine_of(Path(run))
     with History(store_url, writable=False) as history:
         return history.machine(summary.run)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from collectors.files import holder_of, is_ours, try_lock
+from collectors.files import holder_of, is_locked_by_another, is_ours, try_lock
 
 Stage = Literal["not begun", "running", "ended"]
 
@@ -26,8 +26,9 @@ AGAIN_S = 30.0
 
 
 def ended_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
-    """Return the folders of runs that no process works on, oldest first; see `run_folders`."""
-    return (folder for folder in run_folders(runs, of_all_users=of_all_users) if not is_running(folder))
+    """Return the folders of runs that no process works on, nor writes to, oldest first; see `run_folders`."""
+    folders = run_folders(runs, of_all_users=of_all_users)
+    return (folder for folder in folders if not is_running(folder) and not is_written(folder))
 
 
 def running_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
@@ -137,6 +138,16 @@ def is_running(folder: Path) -> bool:
     return False
 
 
+def is_written(folder: Path) -> bool:
+    """Whether a rank of a watched run still writes its steps, though the watch itself may have died.
+
+    Each rank locks its own file. A run with a summary has ended.
+    """
+    if (folder / "summary.json").exists():
+        return False
+    return any(map(is_locked_by_another, folder.glob("watch_rank*.jsonl")))
+
+
 def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     """Lock the folder until the process ends; return the lock's file descriptor, None if it is already locked."""
     fd = os.open(folder, _TO_LOCK)
@@ -182,14 +193,25 @@ def name_of(folder: Path) -> str | None:
     return None if match is None else match[1]
 
 
-def unreported_folders(runs: Path) -> Iterator[Path]:
-    """Return the folders of this user's watched commands that have no report of any process; links are left out."""
+def unreported_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
+    """Return the folders of this user's watched commands that have no report of any process; links are left out.
+
+    of_all_users: include readable ones of other users.
+    """
     if not runs.is_dir():
         return
     for folder in sorted(runs.iterdir()):
-        is_candidate = not folder.is_symlink() and not folder.name.startswith(PRUNED) and is_ours(folder)
-        if is_candidate and (folder / "watch.json").is_file() and not has_case(folder):
-            yield folder
+        if folder.is_symlink() or folder.name.startswith(PRUNED) or not (of_all_users or is_ours(folder)):
+            continue
+        with contextlib.suppress(PermissionError):  # Another user's.
+            if (folder / "watch.json").is_file() and not has_case(folder):
+                yield folder
+
+
+def slot_folders(runs: Path) -> Iterator[Path]:
+    """Return the folders of all users' active runs, including watched ones of which no rank has reported yet."""
+    yield from running_folders(runs, of_all_users=True)
+    yield from filter(is_running, unreported_folders(runs, of_all_users=True))
 
 
 def has_case(folder: Path) -> bool:

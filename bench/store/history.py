@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import zip_longest
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.fingerprint import fingerprint
 from bench.machine.machine import Machine
 from bench.store import suite_record
+from bench.store.active_runs import has_case
 from bench.store.database import NoStoreYet, StoreGone, check_writable, connect, default_url, parse_url, saying, shown
 from bench.store.schema import ESTIMATES, RUNS, SUITE_RUNS, TRIAL_VALUES, OlderStore, check_version, upgrade
 from bench.store.suite_record import SuiteRecord
@@ -24,7 +26,7 @@ from bench.store.summary import Summary, decode, encode, series_of, steps_of_a_t
 from collectors.metrics.results import RUN_STEP_SECONDS
 from workloads.spec import WATCHED
 
-__all__ = ["History", "NoStoreYet", "check_store", "default_url", "find_run"]
+__all__ = ["History", "NoStoreYet", "check_store", "default_url", "find_run", "means_folder"]
 
 _CANDIDATES_SHOWN = 6
 
@@ -221,6 +223,15 @@ class History:
         more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
         raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more of its name')
 
+    def means_folder(self, text: str) -> bool:
+        """Whether a word is the path of a folder, not the name of a watched job that a folder happens to share.
+
+        A script train.py next to a folder `train` makes a job `train`: the folder comes first if it holds a run.
+        """
+        path = Path(text)
+        is_shared = path.is_dir() and path.name == text and not has_case(path)
+        return path.is_dir() and not (is_shared and self.watched(text) is not None)
+
     def watched(self, text: str) -> Summary | None:
         """Return the newest watched run with this name; for NAME@2026-11-20, the newest that began by that day's end.
 
@@ -337,6 +348,15 @@ def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summar
             return history.find(prefix)
     except NoStoreYet:
         raise Misuse(f'run "{prefix}" is unknown; the history has no run yet, `observatory run` makes one') from None
+
+
+def means_folder(text: str, url: str | None) -> bool:
+    """Return what `History.means_folder` does; without a history, every folder is meant. url: see `History`."""
+    if not Path(text).is_dir():
+        return False
+    with suppress(Misuse, NoStoreYet, InfrastructureFailed), History(url, writable=False) as history:
+        return history.means_folder(text)
+    return True
 
 
 def check_store(url: str | None) -> None:

@@ -28,7 +28,7 @@ from bench.results.estimate import Estimate, estimate, of_metric
 from bench.results.results import findings
 from bench.results.trials import node_notes
 from bench.results.watched.run import WatchedRun, first_case, is_watched, read_run, read_watch_file
-from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders
+from bench.store.active_runs import is_running, is_written, lock_folder, lock_holder, slot_folders
 from bench.store.files import read_small
 from bench.store.summary import StoredPrediction, Summary, decode, encode
 from collectors.files import (
@@ -255,7 +255,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
 
 def _watched(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -> Summary:
     """Summarise a watched run. outcome, cause: used only if nobody recorded how its command ended."""
-    is_active = read_watch_file(folder).end_unix_s is None and is_running(folder)
+    is_active = read_watch_file(folder).end_unix_s is None and (is_running(folder) or is_written(folder))
     run, machine = read_run(folder, is_active=is_active), machine_of(folder)
     if run.file.exit_code is not None or run.file.signal is not None:
         outcome, cause = _end_of(run)
@@ -458,12 +458,13 @@ def case_file(folder: Path) -> CaseFile:
 def free_slot(runs: Path) -> int:
     """Return the lowest slot that no active run has; slots are small numbers that distinguish live series.
 
-    The caller holds the lock of the folder of runs, and writes the slot into case.json before releasing it.
+    The caller holds the lock of the folder of runs, and writes the slot into case.json or watch.json before releasing
+    it: a watched run has a slot from its start, long before its first rank reports.
     """
     slots = set()
-    for folder in running_folders(runs, of_all_users=True):
+    for folder in slot_folders(runs):
         with contextlib.suppress(Misuse):  # An unreadable run has no live series.
-            slots.add(case_file(folder).slot)
+            slots.add(read_watch_file(folder).slot if is_watched(folder) else case_file(folder).slot)
     return next(slot for slot in count() if slot not in slots)
 
 

@@ -37,8 +37,6 @@ FAILURES, MOST_FAILURE_BYTES = "watch_failures.txt", 64_000
 """Log in the run's folder of failures in processes without a rank's file, and its largest size."""
 PROCESS, STILL = "observatory_watch_process", "observatory_watch_still"
 """The modules next to this one: the rank and device of a process, and whether its steps have stopped."""
-MOST_TOKENS = 1e15
-"""Values from here on, and NaN, are ignored as token counts."""
 LONGEST_BATCH = 4096
 """Unwritten steps at which a line is written, whatever the time."""
 ALL_UP_TO, RUN = 4096, 8
@@ -63,7 +61,7 @@ class step:  # noqa: N801  # A context manager, as `torch.no_grad` is.
     """
 
     def __init__(self, tokens: float | None = None) -> None:
-        self._tokens = tokens if isinstance(tokens, (int, float)) and 0 <= tokens < MOST_TOKENS else None
+        self._tokens = tokens
 
     def __enter__(self) -> None:
         self._watch = current if current is not None and not current.is_over else None
@@ -99,6 +97,7 @@ class Watch:
         self._fd = -1
         self._witness: Any = None
         self._memory: Callable[[Any], dict[str, int | None]] = lambda cuda: {}
+        self._count: Callable[[Any], float | None] = lambda tokens: None
         self._rule: str | None = None
         self._steps = self._unwritten = 0
         # Times of the current step. _free_ns: when the host left the last known phase.
@@ -233,7 +232,7 @@ class Watch:
             self._follow("mark")
         self._mark_depth += 1
 
-    def leave_mark(self, tokens: float | None, is_whole: bool) -> None:
+    def leave_mark(self, tokens: Any, is_whole: bool) -> None:
         now = self.clock_ns()
         self._mark_depth -= 1
         if self._mark_depth == 0 and is_whole and self.module_of("torch") is not None:
@@ -248,7 +247,7 @@ class Watch:
             self._rule, self._is_whole = rule, False
         return rule == self._rule
 
-    def _end_step(self, rule: str, now: int, tokens: float | None = None, is_skipped: bool = False) -> None:
+    def _end_step(self, rule: str, now: int, tokens: Any = None, is_skipped: bool = False) -> None:
         if self._is_capturing() or not self._follow(rule):
             return
         if not self.is_begun:
@@ -262,7 +261,8 @@ class Watch:
             (
                 *(now, elapsed, (before, self._event), self._data if has_phases else None),
                 *(self._forward if known else None, self._backward if known else None),
-                *(self._optimizer if has_phases and self._optimizer else None, tokens, self._own, is_skipped),
+                *(self._optimizer if has_phases and self._optimizer else None, self._count(tokens)),
+                *(self._own, is_skipped),
                 self._backward_calls if has_phases else None,
             )
         )
@@ -303,6 +303,7 @@ class Watch:
 
         process, still = (import_module(f"{__package__}.{name}" if __package__ else name) for name in (PROCESS, STILL))
         place, self._memory = process.place(self.module_of), process.memory
+        self._count = process.counter(self.note)
         path = os.path.join(self.settings["folder"], f"watch_rank{place['rank']}.jsonl")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+MOST_TOKENS = 1e15
+"""Values from here on, and NaN, are ignored as token counts."""
+
 
 def place(module_of: Callable[[str], Any]) -> dict[str, Any]:
     """Return this process's rank, world and process groups, from torch.distributed, else from launcher variables."""
@@ -71,6 +74,28 @@ def _rss_bytes() -> int | None:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # Not Linux.
         return None
+
+
+def counter(note: Callable[[str], None]) -> Callable[[Any], float | None]:
+    """Return a function that gives a declared count of tokens as a plain number; None for what is no count.
+
+    note: called once, if a count was declared that is none. A tensor is none: reading it could wait for a GPU.
+    """
+    import math
+    from numbers import Integral, Real  # numpy's numbers are; a tensor is not.
+
+    kinds: list[str] = []
+
+    def count(tokens: Any) -> float | None:
+        number: Any = tokens if isinstance(tokens, Real) else math.nan
+        if 0 <= number < MOST_TOKENS:
+            return int(number) if isinstance(number, Integral) else float(number)
+        if tokens is not None and not kinds:
+            kinds.append(type(tokens).__name__)
+            note(f"tokens of type {kinds[0]} are ignored: `step(tokens=...)` takes a number from 0 on, and no tensor")
+        return None
+
+    return count
 
 
 def script(main: Any, *, is_redacted: bool) -> str | None:

@@ -87,7 +87,7 @@ def find_side(text: str, history: History) -> Side:
     Raises:
         Misuse: nothing or several things have this name, or the run has no complete trial.
     """
-    if Path(text).is_dir():
+    if history.means_folder(text):
         return _of_run(run_dir.load(Path(text)))
     records = {record.id: record for record in history.suite_runs(limit=MOST_RUNS)}
     suites = list(records)

@@ -69,7 +69,7 @@ def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the files of a name, and whether the user named each directly as a dump."""
     path = Path(name)
     try:
-        if not path.exists() and path.name == name:
+        if path.name == name and not path.is_file() and not (path.is_dir() and _dumps_in(path)):
             named = [folder for folder in run_folders(runs_folder) if name_of(folder) == name]
             path = next((each for each in (runs_folder / name, *reversed(named)) if each.is_dir()), path)
         if not path.is_dir():
@@ -77,14 +77,7 @@ def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
                 raise Misuse(f"{name} does not exist; name a dump (nccl_trace_rank_0), a folder of dumps or a run")
             yield path, True
             return
-        # A run stores the records of each failed trial in the trial's folder.
-        own = sorted(path.glob(_OWN)) or sorted(path.glob(f"*/{_OWN}"))
-        newest = max((file.parent for file in own), key=lambda folder: folder.stat().st_mtime_ns, default=path)
-        files = [file for file in own if file.parent == newest] or sorted(
-            file
-            for file in path.iterdir()
-            if file.is_file() and rank_in_name(file.name) is not None and not _SOMETHING_ELSE.search(file.name)
-        )
+        files = _dumps_in(path)
     except OSError as error:
         raise Misuse(f"{error.filename or name} cannot be read: {error.strerror or error}") from None
     if not files and (path / "watch.json").is_file():
@@ -98,3 +91,15 @@ def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
             " TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE=2000 are set, to TORCH_FR_DUMP_TEMP_FILE<rank>"
         )
     yield from ((file, False) for file in files)
+
+
+def _dumps_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that may be dumps."""
+    # A run stores the records of each failed trial in the trial's folder.
+    own = sorted(folder.glob(_OWN)) or sorted(folder.glob(f"*/{_OWN}"))
+    newest = max((file.parent for file in own), key=lambda each: each.stat().st_mtime_ns, default=folder)
+    return [file for file in own if file.parent == newest] or sorted(
+        file
+        for file in folder.iterdir()
+        if file.is_file() and rank_in_name(file.name) is not None and not _SOMETHING_ELSE.search(file.name)
+    )

@@ -54,7 +54,7 @@ def find_files(names: Sequence[str], runs_folder: Path, store_url: str | None) -
     inputs = []
     for name in names:
         with _refusing(name):
-            files = _on_disk(name, runs_folder)
+            files = _on_disk(name, runs_folder, store_url)
         if files is None:
             folder = _folder_in_history(name, runs_folder, store_url)
             with _refusing(str(folder)):
@@ -78,18 +78,20 @@ def _refusing(name: str) -> Iterator[None]:
         raise Misuse(f"{error.filename or name} cannot be read: {error.strerror or error}") from None
 
 
-def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
+def _on_disk(name: str, runs_folder: Path, store_url: str | None) -> TraceFiles | None:
     """Return the files of this path or of the run with this name; None if only the history may know the run."""
     path = STANDARD_INPUT if name == "-" else Path(name)
     if path == STANDARD_INPUT and os.isatty(0):
         raise Misuse(
             "standard input is a terminal; pipe a trace into it, for example `zcat rank0.json.gz | observatory ... -`"
         )
-    if path.is_dir():
-        return _of_run(path) if _is_run(path) else _of_folder(path)
+    if path.is_dir() and _is_run(path):
+        return _of_run(path)
+    if path.is_dir() and _is_of_traces(path, name, store_url):
+        return _of_folder(path)
     if path.is_fifo() and path != STANDARD_INPUT and str(path.parent) not in OPEN_FILES:
         raise Misuse(f"{path} is a named pipe and may have no writer; use `... | observatory analyse ... -`, or a file")
-    if path.exists():
+    if path.exists() and not path.is_dir():
         if _is_drawing(path):
             raise Misuse(f"{path} is a drawing by this program, not a trace; name the traces that it was drawn from")
         return TraceFiles(paths=(path,))
@@ -98,6 +100,15 @@ def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
     if (runs_folder / name / "case.json").exists():
         return _of_run(runs_folder / name)
     return None
+
+
+def _is_of_traces(folder: Path, name: str, store_url: str | None) -> bool:
+    """Whether a folder without a run is meant: it holds traces, or it shares its name with no watched job."""
+    if any(each.name.endswith(ENDINGS) for each in folder.iterdir()):
+        return True
+    from bench.store.history import means_folder  # Loads SQLAlchemy.
+
+    return means_folder(name, store_url)
 
 
 def _is_run(folder: Path) -> bool:
@@ -146,11 +157,10 @@ def _of_run(folder: Path) -> TraceFiles:
     case = case_file(folder).case
     paths = sorted(newest_windows(folder), key=_rank_in_name)
     if not paths:
-        trace_steps = max(1, case.trace_steps)
-        raise Misuse(
-            f"{folder} holds no rank<k>{OWN}: no rank's profiler window was traced completely;"
-            f" `observatory run {case.strategy} --trace-steps {trace_steps}` makes new traces"
-        )
+        trace = f"`observatory run {case.strategy} --trace-steps {max(1, case.trace_steps)}` makes new traces"
+        if case.watched_name is not None:
+            trace = f"while it runs, `observatory watch --attach {case.watched_name}` traces its steps"
+        raise Misuse(f"{folder} holds no rank<k>{OWN}: no rank's profiler window was traced completely; {trace}")
     return TraceFiles(paths=tuple(paths), folder=folder, ranks=case.ranks)
 
 

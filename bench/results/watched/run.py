@@ -307,7 +307,8 @@ def _notes(job: Job, details: WatchedDetails, absent: Sequence[str], died: Seque
             f" {RUN * job.each:,}, since ranks write no more of a long job"
         )
     if job.warm_up:
-        yield f"the first {plural(job.warm_up, 'step')} are warm-up, and in no figure"
+        first = "step is" if job.warm_up == 1 else f"{job.warm_up} steps are"
+        yield f"the first {first} warm-up, and in no figure"
     if details.work == "uneven":
         yield f"the gate does not judge the step: {details.work_reason}"
     said = dict.fromkeys(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import Misuse
+from bench.results.watched.run import is_watched, read_watch_file
 from bench.serve.gpu_placement import Place, RanksByPid, with_ranks
 from bench.serve.info_labels import case_labels, membership
 from bench.serve.live.many_ranks import MOST_RANKS, ShownRanks, Spread
@@ -77,7 +78,7 @@ class _ActiveRun:
             **case_labels(case, hardware),
             "nodes": str(case.nodes),
             **membership(self._file.purpose),
-            "commit": machine.commit or "",
+            "commit": (read_watch_file(folder).git_commit if is_watched(folder) else machine.commit) or "",
         }
         self._ranks: dict[str, LiveRank] = {}  # In order; only those with a log here.
         self._logs: dict[str, LogFollower | WatchedLog] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.errors import Misuse
 from bench.store import run_dir
-from bench.store.active_runs import has_case, is_running, name_of
+from bench.store.active_runs import has_case, is_running, is_written, name_of
 from bench.store.files import read_small
 from bench.store.summary import Summary
 from collectors.files import is_ours, user_name
@@ -20,10 +20,13 @@ def active_summary(text: str, runs: Path) -> Summary | None:
     Raises:
         Misuse: several runs' ids begin with the text, or no process of the run has reported yet.
     """
-    if Path(text).is_dir():
-        folder = Path(text).absolute()
-        return _summarise(folder) if _is_active(folder) else None
-    active = [path for path in _folders(runs) if _is_active(path)]
+    path = Path(text)
+    folder = path.absolute()
+    if path.is_dir() and (_is_active(folder) or _is_orphan(folder)):
+        return _summarise(folder)
+    if path.is_dir() and path.name != text:
+        return None
+    active = [path for path in _folders(runs) if _is_active(path) or _is_orphan(path)]
     named = [path for path in active if path.name == text or name_of(path) == text]
     if named:
         return _summarise(named[-1])
@@ -56,6 +59,8 @@ def running_job(name: str, runs: Path) -> Path:
     if foreign:
         owner = user_name(foreign[-1].lstat().st_uid)
         raise Misuse(f"watched job {name} belongs to {owner}; only its owner may trace it")
+    if any(map(_is_orphan, named)):
+        raise Misuse(f"the watch of job {name} has died, so that nothing would join the traces of its ranks")
     if any(map(_is_watched, named)):
         raise Misuse(
             f"watched job {name} has ended; `observatory show {name}` shows it, and a window needs a running job"
@@ -75,6 +80,11 @@ def _folders(runs: Path) -> list[Path]:
 
 def _is_active(run: Path) -> bool:
     return is_ours(run) and _is_watched(run) and is_running(run)
+
+
+def _is_orphan(run: Path) -> bool:
+    """Whether ranks still write to a run whose watch has died."""
+    return is_ours(run) and _is_watched(run) and not is_running(run) and is_written(run)
 
 
 def _is_watched(run: Path) -> bool:

@@ -51,13 +51,24 @@ def run_child(
                     env=environment,
                     close_fds=False,  # Ours close on exec; those that a shell opened, such as 3>file, are the child's.
                     umask=-1 if umask is None else umask,
-                    preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, former),
+                    preexec_fn=partial(_take_signals, former),
                 )
             except OSError as error:
                 raise InfrastructureFailed(f"{command[0]} cannot be started: {error.strerror}") from None
+            for number in signal.sigpending() & _PASSED_ON:  # Sent before the child existed, also from the terminal.
+                signal.sigwait({number})
+                _pass_on(child.pid, number)
             return _wait(child, waited_for, seen, on_beat)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _take_signals(former: set[int | signal.Signals]) -> None:
+    """Unblock signals in the child, before its program runs; one that has come ends it as the program by default."""
+    for number in _PASSED_ON:
+        if callable(signal.getsignal(number)):  # A handler of ours, which must not run in the child.
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _wait(

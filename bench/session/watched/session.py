@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed, Misuse, end_signals_interrupt, say
+from bench.machine.machine import Machine
 from bench.machine.machine import read as read_machine
 from bench.report.table import open_console, print_page
 from bench.session.watched.child import exit_code, run_child
@@ -88,7 +89,6 @@ def watch(request: WatchRequest) -> int:
         with end_signals_interrupt():
             folder = _make_folder(request, stack)
             document = _describe(request, folder)
-            _write_document(folder, document)
         if not request.is_quiet:
             say(f"run {folder.name}: `observatory show {request.name}` shows it while it runs")
         slower = SlowerSteps(request.block_ns) if request.has_slow_windows else None
@@ -164,7 +164,7 @@ def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
         assert lock is not None, "nobody else knows the folder yet"
         stack.callback(os.close, lock)
         write_hook(folder, redact=request.is_redacted)
-        run_dir.write_json(folder / "machine.json", read_machine())
+        run_dir.write_json(folder / "machine.json", _machine())
     except OSError as error:
         raise InfrastructureFailed(
             f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
@@ -172,12 +172,18 @@ def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
     return folder
 
 
+def _machine() -> Machine:
+    """Return this machine without the commit of this program: watch.json has the watched program's."""
+    machine = read_machine()
+    why = "this program's commit is not the watched program's"
+    absent = {**machine.absent, "commit": why, "is_dirty": why}
+    return replace(machine, commit=None, is_dirty=None, absent=absent)
+
+
 def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
-    """Return the content of watch.json before the command starts."""
+    """Write watch.json before the command starts, and return its content."""
     script = read_script(request.command)
-    with locked(folder.parent):
-        slot = run_dir.free_slot(folder.parent)
-    return {
+    document: dict[str, object] = {
         "version": VERSION,
         "name": request.name,
         "run_id": folder.name,
@@ -191,8 +197,11 @@ def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
         "exit_code": None,
         "signal": None,
         "store": run_dir.store_name(request.store_url),
-        "slot": slot,
     }
+    with locked(folder.parent):  # Each process that begins a run here takes this lock, so slots are unique.
+        document["slot"] = run_dir.free_slot(folder.parent)
+        _write_document(folder, document)
+    return document
 
 
 def _end_of(code: int) -> dict[str, object]:

@@ -1,10 +1,12 @@
 """Runs that go on at the same time in one folder have different slots, and give them back."""
 
+import os
 import threading
 from pathlib import Path
 
-from bench.store.active_runs import running_folders
-from bench.store.run_dir import Run, begin, case_file, save, summarise
+from bench.results.watched.run import WatchFile
+from bench.store.active_runs import lock_folder, running_folders
+from bench.store.run_dir import Run, begin, case_file, save, summarise, write_json
 from tests.bench.made.examples import make_machine, small_case
 
 
@@ -43,6 +45,17 @@ def test_runs_that_begin_at_once_do_not_share_a_slot(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(run.slot for run in runs) == list(range(8))
+
+
+def test_a_watched_run_has_its_slot_before_a_rank_reports(tmp_path: Path) -> None:
+    watched = tmp_path / "20261120-120000-job-abc123"
+    watched.mkdir(0o700)
+    write_json(watched / "watch.json", WatchFile(version=1, name="job", run_id=watched.name, start_unix_s=1.0))
+    lock = lock_folder(watched)
+    assert lock is not None
+    assert _begin(tmp_path).slot == 1
+    os.close(lock)
+    assert _begin(tmp_path).slot == 0
 
 
 def test_a_broken_folder_takes_no_slot(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from bench.analysis.traces.inputs import find_files
 from bench.errors import InfrastructureFailed, Misuse
 from bench.results.timelines import save_timeline, window_path
+from bench.store import run_dir
 from bench.store.history import History
 from bench.store.run_dir import begin
 from collectors.rank.memory_snapshot import added_up
@@ -19,6 +20,7 @@ from collectors.traces.analyzers.merge import merge
 from collectors.traces.perfetto import encode
 from tests.bench.made.examples import make_case, make_machine, make_summary
 from tests.bench.made.small_traces import small_timeline
+from tests.bench.results.watched.made_ranks import made_steps, write_run
 
 
 @pytest.fixture
@@ -182,6 +184,13 @@ def test_a_missing_file_is_not_taken_for_a_run(name: str, tmp_path: Path) -> Non
 def test_a_run_without_timelines_says_how_to_get_them(run_folder: Path) -> None:
     with pytest.raises(Misuse, match=r"holds no rank<k>\.timeline\.npz.*`observatory run ddp --trace-steps 3`"):
         find_files([str(run_folder)], run_folder.parent, None)
+
+
+def test_a_watched_run_without_timelines_says_how_to_get_them(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "20261120-llama", made_steps("ddp"))
+    run_dir.settle_watched(run)
+    with pytest.raises(Misuse, match=r"holds no rank<k>.*; while it runs, `observatory watch --attach llama-sft`"):
+        find_files([str(run)], tmp_path, None)
 
 
 def test_a_run_that_still_runs_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +19,10 @@ from typing import Any
 import pytest
 
 from bench.cli.main import run
+from bench.errors import Misuse
 from bench.serve.latest_results import NewestResults
 from bench.session.keep_watched import keep_watched
+from bench.session.watched.active import running_job
 from bench.store import run_dir
 from bench.store.active_runs import lock_folder
 from bench.store.history import History
@@ -84,6 +88,46 @@ def test_a_day_behind_the_name_chooses_the_newest_by_then(place: Place) -> None:
     code, _, err = place.said("show", "llama-sft@yesterday")
     assert (code, '"yesterday" is not a day; write NAME@YEAR-MONTH-DAY' in err) == (2, True)
     assert 'run "llama@2026-11-20" is unknown' in place.said("show", "llama@2026-11-20")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        ("show llama-sft", "found by optimizer"),
+        ("diagnose llama-sft", "llama-sft on 2"),
+        ("compare llama-sft other", "llama-sft"),
+        ("analyse summary llama-sft", "`observatory watch --attach llama-sft`"),
+    ],
+)
+def test_a_folder_that_shares_a_job_s_name_does_not_hide_the_job(
+    words: str, printed: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(("llama-sft", "other")):
+        keep_watched(_run_folder(place, number, name), place.store)
+    (tmp_path / "llama-sft").mkdir()
+    monkeypatch.chdir(tmp_path)
+    _, out, err = place.said(*words.split())
+    assert printed in out + err
+
+
+def test_an_active_job_is_shown_where_a_folder_shares_its_name(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama-sft").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with _active(place, "llama-sft", made_steps("ddp")):
+        code, out, _ = place.said("show", "llama-sft")
+    assert code == 0
+    assert "active" in out
+
+
+def _run_folder(place: Place, number: int, name: str) -> Path:
+    return write_run(
+        place.runs / f"20261118-11060{number}-{name}-00000{number}",
+        made_steps("ddp", seed=number),
+        name=name,
+        start_unix_s=FIRST_S + number,
+    )
 
 
 def test_a_name_with_signs_of_patterns_is_only_itself(place: Place) -> None:
@@ -184,6 +228,26 @@ def test_a_run_whose_runner_died_is_taken_in(place: Place) -> None:
     assert "interrupted" in place.said("show", "llama-sft")[1]
     with History(place.store) as history:
         assert [record.suite for record in history.suite_runs(5)] == ["watch-llama-sft"]
+
+
+def test_a_run_whose_watch_died_is_active_while_its_ranks_write(place: Place) -> None:
+    watch = {"end_unix_s": None, "store": place.store}
+    lost = write_run(place.runs / "20261121-120000-llama-sft-abc123", made_steps("ddp"), exit_code=None, watch=watch)
+    run_dir.write_json(lost / "machine.json", make_machine())
+    locks = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX);"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", locks, str(lost / "watch_rank1.jsonl")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"locked\n"
+        assert f"{lost.name}: active" in place.said("show", "llama-sft")[1]
+        assert lost.name not in place.said("show")[1]
+        with pytest.raises(Misuse, match="the watch of job llama-sft has died"):
+            running_job("llama-sft", place.runs)
+        rank.communicate()
+    assert lost.name in place.said("show")[1]
 
 
 @contextmanager

@@ -101,6 +101,7 @@ def test_one_step_and_none_have_no_figure(tmp_path: Path) -> None:
         write_lines(none / f"watch_rank{rank}.jsonl", [begin_line(rank)])
     assert not one.is_measured
     assert any("all steps are warm-up" in note for note in one.notes)
+    assert "the first step is warm-up, and in no figure" in one.notes
     assert any("no steps seen" in note for note in read_run(none).notes)
 
 

@@ -41,7 +41,9 @@ MADE = made_steps("ddp")
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Path]:
     """The folder of a watched run that a process works on; its ranks have written nothing."""
-    folder = write_run(tmp_path / "runs" / "run", MADE, exit_code=None, watch={"end_unix_s": None})
+    folder = write_run(
+        tmp_path / "runs" / "run", MADE, exit_code=None, watch={"end_unix_s": None, "git_commit": "5eed" * 10}
+    )
     for path in folder.glob("watch_rank*"):
         path.unlink()
     run_dir.write_json(folder / "machine.json", make_machine())
@@ -72,6 +74,7 @@ def test_a_run_in_progress_has_its_name_and_its_newest_steps(running: Path) -> N
     (info,) = [sample for sample, _ in samples if sample.metric == agent.RUN_INFO.name]
     assert info.labels["name"].startswith("llama-sft on 2, cpu, torch 2.13.0")
     assert info.labels["precision"] == "unknown"
+    assert info.labels["commit"] == "5eed" * 10
     assert _values(samples, STEP_SECONDS.name)["0", "0"] == pytest.approx(MADE.step[0, 4] / 1e3, rel=1e-6)
     assert len(_values(samples, PHASE_SECONDS.name)) == 8
     assert _values(samples, RESIDENT_BYTES.name)["1", "0"] == 300_000_001

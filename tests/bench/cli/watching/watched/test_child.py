@@ -84,16 +84,15 @@ def test_a_command_that_ignores_an_interrupt_goes_on() -> None:
     assert _ended(runner) == (b"more\n", 7)
 
 
-def test_an_interrupt_from_the_terminal_reaches_the_command_once() -> None:
-    """A terminal sends Ctrl-C to the command as well, so that we must not."""
-    count = "n=0; trap 'n=$((n+1))' INT; trap 'echo $n; exit 0' TERM; echo ready; " + LOOP
+def _on_terminal(script: str, *command: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a script of Python on a terminal of its own; return it and the terminal once it says that it is ready."""
     leader, follower = os.openpty()
     start = (
         "import fcntl, os, subprocess, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
         "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], *sys.argv[2:]])"
     )
     runner = subprocess.Popen(
-        [sys.executable, "-c", start, RUNNER, "sh", "-c", count],
+        [sys.executable, "-c", start, script, *command],
         cwd=ROOT,
         stdin=follower,
         stdout=subprocess.PIPE,
@@ -102,6 +101,31 @@ def test_an_interrupt_from_the_terminal_reaches_the_command_once() -> None:
     os.close(follower)
     assert runner.stdout is not None
     assert runner.stdout.readline() == b"ready\n"
+    return runner, leader
+
+
+def test_an_interrupt_from_the_terminal_just_before_the_command_starts_reaches_it() -> None:
+    script = """
+import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print("ready", flush=True)
+while signal.SIGINT not in signal.sigpending():
+    time.sleep(0.01)
+from bench.session.watched.child import run_child
+sys.exit(run_child(sys.argv[1:], os.environ))
+"""
+    # The command inherits the script's blocked signal, so it takes the interrupt whenever it comes.
+    takes = "import signal; print(signal.sigtimedwait({signal.SIGINT}, 5) is not None)"
+    runner, leader = _on_terminal(script, sys.executable, "-c", takes)
+    os.write(leader, b"\x03")
+    assert _ended(runner) == (b"True\n", 0)
+    os.close(leader)
+
+
+def test_an_interrupt_from_the_terminal_reaches_the_command_once() -> None:
+    """A terminal sends Ctrl-C to the command as well, so that we must not."""
+    count = "n=0; trap 'n=$((n+1))' INT; trap 'echo $n; exit 0' TERM; echo ready; " + LOOP
+    runner, leader = _on_terminal(RUNNER, "sh", "-c", count)
     os.write(leader, b"\x03")
     # The shell counts the interrupt between two sleeps; the terminal echoes ^C when it has sent it.
     assert select.select([leader], [], [], 30)[0]

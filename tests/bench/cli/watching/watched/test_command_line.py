@@ -25,6 +25,8 @@ from bench.session.watched.command_line import check_waits, default_name, known_
         ("python train.py --seed 'a b; c'", ["python", "train.py", "--seed", "(1 more)"]),
         ("python train.py --seed=http://user:pw@host", ["python", "train.py", "(1 more)"]),
         ("srun -n 4 python train.py", ["srun", "train.py", "(3 more)"]),
+        ("bash -c 'TOKEN=X python train.py'", ["bash", "(2 more)"]),
+        ("env KEY=X.py python train.py", ["env", "train.py", "(2 more)"]),
     ],
 )  # fmt: skip
 def test_words_of_other_names_are_counted_alone(command: str, kept: list[str]) -> None:
@@ -44,6 +46,17 @@ def test_words_of_other_names_are_counted_alone(command: str, kept: list[str]) -
 def test_the_script_names_the_run(command: str, word: str | None, name: str) -> None:
     words = [command] if word is None and "script" in command else command.split()
     assert (script_word(words), default_name(words)) == (word, name)
+
+
+def test_a_line_of_shell_is_no_script_whose_name_would_show_its_secrets() -> None:
+    words = ["bash", "-c", "TOKEN=X python train.py"]
+    assert (script_word(words), default_name(words)) == (None, "bash")
+
+
+def test_a_path_with_a_space_is_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "my train.py"
+    script.touch()
+    assert default_name(["python", str(script)]) == "my-train"
 
 
 def test_a_script_has_its_hash_and_the_commit_of_its_tree(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from collectors.watch import observatory_watch
 from collectors.watch.observatory_watch import (
@@ -301,10 +303,22 @@ def test_ranks_keep_the_same_steps_spread_over_all_of_a_job(tmp_path: Path) -> N
 def test_tokens_are_numbers_of_a_possible_size(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observatory_watch, "current", job.watch)
     monkeypatch.setattr(job.watch, "module_of", {"torch": FAKE_TORCH}.get)
-    for tokens in (1, 1.5, float("nan"), float("inf"), -1, "many"):
+    for tokens in (1, 1.5, np.int64(7), np.float32(0.5), float("nan"), float("inf"), -1, "many"):
         with step(tokens=tokens):  # type: ignore[arg-type]
             job.clock.pass_ms(5)
-    assert job.steps()["tokens"] == [1, 1.5, None, None, None, None]
+    assert job.steps()["tokens"] == [1, 1.5, 7, 0.5, None, None, None, None]
+
+
+def test_declared_tokens_that_are_no_count_are_noted_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observatory_watch, "current", job.watch)
+    monkeypatch.setattr(job.watch, "module_of", {"torch": FAKE_TORCH}.get)
+    for _ in range(3):
+        with step(tokens=torch.tensor(5)):  # type: ignore[arg-type]
+            job.clock.pass_ms(5)
+    assert "tokens" not in job.steps()
+    assert [line["text"] for line in job.lines("note")] == [
+        "tokens of type Tensor are ignored: `step(tokens=...)` takes a number from 0 on, and no tensor"
+    ]
 
 
 def test_while_a_graph_is_captured_nothing_is_asked_of_the_device(tmp_path: Path) -> None:

@@ -59,6 +59,25 @@ def test_the_command_s_output_and_code_are_its_own_and_ours_is_on_standard_error
     assert list(runs.iterdir()) == []
 
 
+def test_watches_at_the_same_time_have_different_slots(watch: Callable[..., Done], tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    inner = [
+        sys.executable,
+        "-P",
+        "-m",
+        "bench",
+        "watch",
+        "--runs",
+        str(runs),
+        "--",
+        "sh",
+        "-c",
+        f"cat {runs}/*/watch.json",
+    ]
+    done = watch("--", *inner, runs=runs)
+    assert sorted(re.findall(r'"slot": (\d)', done.stdout)) == ["0", "1"]
+
+
 def test_quiet_begins_without_a_line(watch: Callable[..., Done], tmp_path: Path) -> None:
     done = watch("--quiet", "--", "sh", "-c", "echo err >&2", runs=tmp_path / "runs")
     assert done.stderr.startswith("err\n")
@@ -82,6 +101,8 @@ def test_the_run_s_folder_says_what_ran_and_how_it_ended(watch: Callable[..., Do
     assert said["command"] == [Path(sys.executable).name, "train.py", "(2 more)"]
     assert (said["exit_code"], said["signal"]) == (None, 9)
     assert said["start_unix_s"] < said["end_unix_s"]
+    machine = json.loads((folder / "machine.json").read_text())
+    assert (machine["commit"], machine["is_dirty"]) == (None, None)  # This program's are not the script's.
     everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"hidden" not in everything
 
