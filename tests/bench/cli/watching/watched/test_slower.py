@@ -276,7 +276,7 @@ PROGRAM = Path(__file__).parent / "programs" / "slower.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(("steps", "slow_from"), [(450, 300), (400, 1000)])
 def test_a_job_of_two_ranks_has_a_window_where_it_became_slower_and_none_where_it_did_not(
     steps: int, slow_from: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from phases import Data, distributed, train  # type: ignore[import-not-found]  #
 from torch.utils.data import DataLoader
 
 STEPS, SLOW_FROM = int(sys.argv[1]), int(sys.argv[2])
-STEP_S, LONGER_S = 0.01, 0.1  # Far more than a busy machine adds.
+STEP_S, LONGER_S = 0.01, 0.1
 step = 0
 
 
