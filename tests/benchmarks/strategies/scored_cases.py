@@ -32,7 +32,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
     "ulysses": (WHOLE_MODEL, WHOLE_MODEL | {"checkpoint": "full"}),
     "three_d": (WHOLE_MODEL | {"microbatches": 4}, WHOLE_MODEL | {"microbatches": 8}),
 }
-"""Options of both cases of a strategy that are predicted. The case that calibrates has the first, and half the batch."""
+"""Options of both predicted cases of a strategy. The case that calibrates has the first, and half the batch."""
 AT_ONCE: dict[str, object] = {"clip": 0, "workers": 0}
 """Clipping sums single numbers, which do not divide among ranks; a loader's processes would take turns with ranks."""
 

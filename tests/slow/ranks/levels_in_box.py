@@ -208,10 +208,11 @@ def replay(
     steps: int,
     replays: int,
     sleep_s: float = SLEEP_S,
+    limit_s: float = LIMIT_S,
 ) -> list[InBox]:
     """Measure cases on a box whose links are known: bytes, steps, and each axis's transfers alone.
 
-    folder: for the ranks' answers. sleep_s: a block's backward.
+    folder: for the ranks' answers. sleep_s: a block's backward. limit_s: for all that the ranks do.
 
     Raises:
         RuntimeError: a rank failed.
@@ -229,7 +230,7 @@ def replay(
         )
 
     answered = run_ranks(
-        box, "tests.slow.ranks.replaying_rank", folder, make_order, ranks_per_node=RANKS_PER_NODE, limit_s=LIMIT_S
+        box, "tests.slow.ranks.replaying_rank", folder, make_order, ranks_per_node=RANKS_PER_NODE, limit_s=limit_s
     )
     by_rank = [msgspec.json.decode(answer, type=list[Answer]) for answer in answered]
     by_case = zip(*by_rank, strict=True)
