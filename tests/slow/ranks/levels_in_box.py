@@ -197,34 +197,45 @@ def measure(setting: Setting, cases: Sequence[Case], folder: Path, *, steps: int
     """
     with netbox(nodes=setting.nodes, rate_mbit=setting.rate_mbit, latency=LATENCY) as box:
         links = list(_links(box, setting, cases, folder))
-        jobs = [
-            Job(case=case, calls=dict(_calls(case, found.interconnect)))
-            for case, found in zip(cases, links, strict=True)
-        ]
+        return replay(box, list(zip(cases, links, strict=True)), folder, steps=steps, replays=replays)
 
-        def make_order(order: Order) -> Order:
-            return ReplayOrder(
-                **msgspec.structs.asdict(order),
-                jobs=jobs,
-                ranks_per_node=RANKS_PER_NODE,
-                sleep_s=SLEEP_S,
-                steps=steps,
-                replays=replays,
-            )
 
-        answered = run_ranks(
-            box,
-            "tests.slow.ranks.replaying_rank",
-            folder,
-            make_order,
+def replay(
+    box: NetBox,
+    cases: Sequence[tuple[Case, MeasuredLinks]],
+    folder: Path,
+    *,
+    steps: int,
+    replays: int,
+    sleep_s: float = SLEEP_S,
+    limit_s: float = LIMIT_S,
+) -> list[InBox]:
+    """Measure cases on a box whose links are known: bytes, steps, and each axis's transfers alone.
+
+    folder: for the ranks' answers. sleep_s: a block's backward. limit_s: for all that the ranks do.
+
+    Raises:
+        RuntimeError: a rank failed.
+    """
+    jobs = [Job(case=case, calls=dict(_calls(case, found.interconnect))) for case, found in cases]
+
+    def make_order(order: Order) -> Order:
+        return ReplayOrder(
+            **msgspec.structs.asdict(order),
+            jobs=jobs,
             ranks_per_node=RANKS_PER_NODE,
-            limit_s=LIMIT_S,
+            sleep_s=sleep_s,
+            steps=steps,
+            replays=replays,
         )
+
+    answered = run_ranks(
+        box, "tests.slow.ranks.replaying_rank", folder, make_order, ranks_per_node=RANKS_PER_NODE, limit_s=limit_s
+    )
     by_rank = [msgspec.json.decode(answer, type=list[Answer]) for answer in answered]
     by_case = zip(*by_rank, strict=True)
     return [
-        InBox(case=case, links=found, answers=answers)
-        for case, found, answers in zip(cases, links, by_case, strict=True)
+        InBox(case=case, links=found, answers=answers) for (case, found), answers in zip(cases, by_case, strict=True)
     ]
 
 
