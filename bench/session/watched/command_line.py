@@ -108,11 +108,8 @@ def _is_path(word: str) -> bool:
     return not re.search(r"[\s=;&|<>$`'\"]", word) or Path(word).is_file()
 
 
-def read_script(command: Sequence[str]) -> Script | None:
-    """Read the script of a command; None if it names none that can be read here."""
-    word = script_word(command)
-    if word is None:
-        return None
+def read_script(word: str) -> Script | None:
+    """Read the script at this path; None if it cannot be read here."""
     path = Path(word).absolute()
     try:
         digest = hashlib.sha256(read_small(path)).hexdigest()

@@ -69,13 +69,14 @@ class _Timed(NamedTuple):
 class RankProgress:
     """What one rank has written so far.
 
-    steps: number of its steps so far. timed: steps that it wrote with a time, without the traced ones and their
-    neighbours. still: where it stands, if it reported no step since then. newest: its newest steps, for naming a late
-    rank. slower: also receives its steps.
+    script: path of its program on its node, once it has begun. steps: number of its steps so far. timed: steps that it
+    wrote with a time, without the traced ones and their neighbours. still: where it stands, if it reported no step
+    since then. newest: its newest steps, for naming a late rank. slower: also receives its steps.
     """
 
     def __init__(self, path: Path, slower: SlowerSteps | None = None) -> None:
         self.rank = int(path.stem.removeprefix("watch_rank"))
+        self.script: str | None = None
         self.steps = 0
         self.rules: list[str] = []
         self.notes: list[str] = []
@@ -129,6 +130,7 @@ class RankProgress:
             self.still = StillRank.of(self.rank, msgspec.json.decode(text, type=Still))
         elif line.kind == "begin":
             begin = msgspec.json.decode(text, type=Begin)
+            self.script = self.script or begin.script
             self.newest.begins(begin)
             self._begun, self._traced = len(self.timed), []
             if self._slower is not None and begin.rank == self.rank:
@@ -194,6 +196,11 @@ class JobProgress:
             rank.read()
         if (steps := sum(rank.steps for rank in self.ranks.values())) != self._steps:
             self._steps, self._stepped_s = steps, self._clock_s()
+
+    @property
+    def script(self) -> str | None:
+        """Path of the program of the first rank that has begun, on its node."""
+        return next((rank.script for rank in self.ranks.values() if rank.script is not None), None)
 
     def line(self) -> str | None:
         """Return the newest steps in one line; None before a step has a time.

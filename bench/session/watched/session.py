@@ -20,7 +20,7 @@ from bench.machine.machine import Machine
 from bench.machine.machine import read as read_machine
 from bench.report.table import open_console, print_page
 from bench.session.watched.child import exit_code, run_child
-from bench.session.watched.command_line import check_waits, known_words, read_script
+from bench.session.watched.command_line import check_waits, known_words, read_script, script_word
 from bench.session.watched.progress import JobProgress, LiveLine
 from bench.session.watched.slower import BLOCK_NS, SlowerSteps
 from bench.session.watched.windows import STEPS, JobWindows
@@ -95,8 +95,17 @@ def watch(request: WatchRequest) -> int:
         live, progress = LiveLine(is_drawn=request.is_drawn), JobProgress(folder, slower=slower)
         windows = JobWindows(folder, every_s=request.window_every_s, steps=request.window_steps, slower=slower)
 
-        def beat() -> None:
+        is_script_known = document["script"] is not None or request.is_redacted  # A redacted rank tells no folder.
+
+        def read() -> None:
+            nonlocal is_script_known
             progress.read()
+            if not is_script_known and progress.script is not None:  # `python -m`, or a script in a shell's line.
+                is_script_known = True
+                document.update(_of_script(progress.script, request))
+
+        def beat() -> None:
+            read()
             windows.beat()
             if not request.is_quiet and live.is_due() and (line := progress.line()) is not None:
                 live.show("   ".join(filter(None, (line, windows.line()))))
@@ -107,6 +116,7 @@ def watch(request: WatchRequest) -> int:
             )
         finally:
             live.close()
+        read()
         _keep(request, folder, document | _end_of(code), progress, windows)
     return exit_code(code)
 
@@ -182,15 +192,12 @@ def _machine() -> Machine:
 
 def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
     """Write watch.json before the command starts, and return its content."""
-    script = read_script(request.command)
     document: dict[str, object] = {
         "version": VERSION,
         "name": request.name,
         "run_id": folder.name,
         "command": known_words(request.command),
-        "script": None if script is None else script.path.name if request.is_redacted else str(script.path),
-        "script_sha256": None if script is None else script.sha256,
-        "git_commit": None if script is None else script.commit,
+        **_of_script(script_word(request.command), request),
         "tags": dict(request.tags),
         "start_unix_s": time.time(),
         "end_unix_s": None,
@@ -202,6 +209,15 @@ def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
         document["slot"] = run_dir.free_slot(folder.parent)
         _write_document(folder, document)
     return document
+
+
+def _of_script(word: str | None, request: WatchRequest) -> dict[str, str | None]:
+    """Return the path, the hash and the commit of the script at this path."""
+    script = None if word is None else read_script(word)
+    if script is None:
+        return {"script": None, "script_sha256": None, "git_commit": None}
+    path = script.path.name if request.is_redacted else str(script.path)
+    return {"script": path, "script_sha256": script.sha256, "git_commit": script.commit}
 
 
 def _end_of(code: int) -> dict[str, object]:

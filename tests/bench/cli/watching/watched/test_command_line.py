@@ -66,14 +66,14 @@ def test_a_script_has_its_hash_and_the_commit_of_its_tree(tmp_path: Path) -> Non
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    read = read_script(["python", str(script)])
+    read = read_script(str(script))
     assert read is not None
     assert (read.path, read.sha256, read.commit) == (script, hashlib.sha256(b"print()\n").hexdigest(), commit)
 
 
 def test_a_command_without_a_script_has_none(tmp_path: Path) -> None:
-    assert read_script(["sleep", "1"]) is None
-    assert read_script(["python", str(tmp_path / "gone.py")]) is None
+    assert script_word(["sleep", "1"]) is None
+    assert read_script(str(tmp_path / "gone.py")) is None
 
 
 def test_sbatch_is_refused_unless_it_waits_for_its_job() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -105,6 +107,25 @@ def test_the_run_s_folder_says_what_ran_and_how_it_ended(watch: Callable[..., Do
     assert (machine["commit"], machine["is_dirty"]) == (None, None)  # This program's are not the script's.
     everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"hidden" not in everything
+
+
+@pytest.mark.parametrize("line", ["{python} -m trained", "bash -c '{python} trained.py'"])
+@pytest.mark.parametrize("is_redacted", [False, True])
+def test_a_script_that_the_command_does_not_name_is_the_one_that_began(
+    line: str, is_redacted: bool, watch: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "trained.py"
+    script.write_text(
+        "import torch\nparameter = torch.nn.Parameter(torch.ones(1))\noptimizer = torch.optim.SGD([parameter])\n"
+        "for _ in range(3):\n    parameter.square().sum().backward()\n    optimizer.step()\n"
+    )
+    words = shlex.split(line.format(python=sys.executable))
+    runs = tmp_path / "runs"
+    assert watch(*(["--redact"] if is_redacted else []), "--", *words, runs=runs).returncode == 0
+    said = json.loads((_folder(runs) / "watch.json").read_text())
+    digest = hashlib.sha256(script.read_bytes()).hexdigest()
+    assert (said["script"], said["script_sha256"]) == ((None, None) if is_redacted else (str(script), digest))
 
 
 def test_the_hook_is_this_user_s_alone_and_comes_first_on_the_path(watch: Callable[..., Done], tmp_path: Path) -> None:
