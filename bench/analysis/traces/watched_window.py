@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -113,9 +114,25 @@ def _join(run: Path, window: WindowFolder) -> TracedWindow:
     timelines = [timeline for timeline in read if isinstance(timeline, Timeline)]
     if [timeline.rank for timeline in timelines] != list(paths):
         return _dropped(window, "a trace belongs to another rank than its file")
+    phases = {rank: phases_of(window, rank) for rank in paths}
+    timelines = [_with_last_step(timeline, phases[timeline.rank].steps) for timeline in timelines]
     for timeline in timelines:
         save_timeline(timeline, run, window.number)
-    return analyse_window(window, timelines, {rank: phases_of(window, rank) for rank in paths})
+    return analyse_window(window, timelines, phases)
+
+
+def _with_last_step(timeline: Timeline, steps: Sequence[tuple[int, int]]) -> Timeline:
+    """Return the Timeline with the true length of its last step, which in the trace lasts until the profiler stopped.
+
+    steps: the traced steps that the rank recorded; empty if its file cannot be read.
+    """
+    rows = np.flatnonzero(timeline.of_kind("step"))
+    if not steps or not len(rows):
+        return timeline
+    end_ns = timeline.end_ns.copy()
+    began_ns, ended_ns = steps[-1]
+    end_ns[rows[-1]] = min(end_ns[rows[-1]], timeline.start_ns[rows[-1]] + max(0, ended_ns - began_ns))
+    return replace(timeline, end_ns=end_ns)
 
 
 def _dropped(window: WindowFolder, why: str) -> TracedWindow:
