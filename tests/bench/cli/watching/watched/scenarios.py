@@ -79,7 +79,7 @@ def closure() -> None:
         optimizer.step(compute)
 
 
-def scaler(is_fused: bool = False) -> None:
+def scaler(is_fused: bool = False, is_named: bool = False) -> None:
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=is_fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -87,8 +87,15 @@ def scaler(is_fused: bool = False) -> None:
         optimizer.zero_grad()
         loss = loss_of(model) * (float("inf") if number == 1 else 1.0)
         scaler.scale(loss).backward()
-        scaler.step(optimizer)
+        if is_named:
+            scaler.step(optimizer=optimizer)
+        else:
+            scaler.step(optimizer)
         scaler.update()
+
+
+def named_scaler() -> None:
+    scaler(is_named=True)
 
 
 def fused_scaler() -> None:
@@ -233,6 +240,7 @@ SCENARIOS = (
         accumulation,
         closure,
         scaler,
+        named_scaler,
         fused_scaler,
         zero_redundancy,
         compiled_whole,

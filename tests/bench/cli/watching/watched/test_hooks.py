@@ -63,8 +63,9 @@ def test_a_closure_s_sleep_is_forward(seen: dict[str, Any]) -> None:
     assert all(forward_ns >= 20 * MS for forward_ns in _column(seen, "closure", "forward_ns"))
 
 
-def test_a_step_that_the_gradscaler_skips_counts_and_is_marked(seen: dict[str, Any]) -> None:
-    assert _column(seen, "scaler", "skipped") == [False, True, False, False]
+@pytest.mark.parametrize("scenario", ["scaler", "named_scaler"])
+def test_a_step_that_the_gradscaler_skips_counts_and_is_marked(scenario: str, seen: dict[str, Any]) -> None:
+    assert _column(seen, scenario, "skipped") == [False, True, False, False]
 
 
 def test_a_fused_optimizer_hides_which_step_was_skipped_but_not_the_step(seen: dict[str, Any]) -> None:
