@@ -55,7 +55,7 @@ def _watch_of(recorder: Any, settings: dict[str, Any]) -> Any:
         watch.windows = window.Windows(watch, recorder)
         watch.on_step = watch.windows.at_step_end
 
-    watch.on_training, watch.on_step = _hook_deepspeed, first_step
+    watch.on_backward, watch.on_step = _hook_deepspeed, first_step
     return watch
 
 
@@ -180,11 +180,12 @@ def _hook_torch() -> None:
 
 
 def _hook_deepspeed() -> None:
-    """Wrap the method that DeepSpeed's engine, if it is loaded, calls only at the boundary of accumulation."""
-    engine = sys.modules.get("deepspeed.runtime.engine")
+    """Wrap the method that DeepSpeed's engine, once it is loaded, calls only at the boundary of accumulation."""
+    engine = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
     if engine is not None:
+        _recorder.current.on_backward = None
         _wrap(
-            getattr(engine, "DeepSpeedEngine"),  # noqa: B009  # mypy cannot know a module that is not installed.
+            engine,
             "_take_model_step",
             lambda watch, *_: watch.enter_engine_step(),
             lambda watch, *_: watch.leave_engine_step(),

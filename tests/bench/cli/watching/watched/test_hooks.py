@@ -127,6 +127,12 @@ def test_marked_steps_bear_their_tokens(seen: dict[str, Any]) -> None:
     assert [line["rule"] for line in seen["marked"]["watch_rank0.jsonl"] if line["kind"] == "steps"] == ["mark"]
 
 
+def test_deepspeed_s_engine_is_followed_if_it_is_imported_after_the_first_steps(seen: dict[str, Any]) -> None:
+    (lines,) = seen["engine_later"].values()
+    found = [(line["rule"], len(line["step_ns"])) for line in lines if line["kind"] == "steps"]
+    assert found == [("optimizer", 2), ("deepspeed", 3)]
+
+
 def test_the_script_s_own_profiler_keeps_its_events(seen: dict[str, Any]) -> None:
     assert _steps(seen, "own_profiler") == 2
 
