@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -67,10 +68,10 @@ def join_window(run: Path, number: int) -> TracedWindow:
     try:
         result = _join(run, window)
         replace_file(window.path / RESULT, msgspec.json.encode(result))
-        _clear(window.path)
-        _remove_old_traces(run)
     except OSError as error:
         raise InfrastructureFailed(f"{run} cannot be written: {error.strerror}; make room") from None
+    _clear(window.path)
+    _remove_old_traces(run)
     return result
 
 
@@ -84,9 +85,9 @@ def drop_window(run: Path, number: int, why: str) -> TracedWindow:
     result = _dropped(window, why)
     try:
         replace_file(window.path / RESULT, msgspec.json.encode(result))
-        _clear(window.path)
     except OSError as error:
         raise InfrastructureFailed(f"{run} cannot be written: {error.strerror}; make room") from None
+    _clear(window.path)
     return result
 
 
@@ -318,16 +319,19 @@ def _path(timelines: Sequence[Timeline]) -> tuple[tuple[int, str, float], ...]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the ranks' own files, which the result and the Timelines replace."""
+    """Remove the ranks' own files, which the result and the Timelines replace; what cannot be removed stays."""
     for path in folder.glob("rank*"):
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _remove_old_traces(run: Path) -> None:
-    """Remove the Timelines of all but the newest windows."""
+    """Remove the Timelines of all but the newest windows; what cannot be removed, and other files, stay."""
     numbers = sorted(int(path.name[5:]) for path in run.glob("trial*") if path.name[5:].isdecimal())
     for number in numbers[:-KEPT_TRACES]:
         folder = run / f"trial{number}"
         for path in folder.glob("rank*.timeline.npz"):
-            path.unlink(missing_ok=True)
-        folder.rmdir()
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
