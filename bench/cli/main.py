@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -134,6 +135,8 @@ def run(arguments: Sequence[str], *, umask: int | None = None) -> int:
     try:
         if is_completion:
             register()
+        else:
+            _check_current_folder()
         code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False, obj=umask)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
@@ -214,6 +217,18 @@ def _command_path(arguments: Sequence[str]) -> str:
             break
         path += f" {word}"
     return path
+
+
+def _check_current_folder() -> None:
+    """Refuse a current folder that was deleted: names are relative to it, and libraries of torch do not load in it.
+
+    Raises:
+        Misuse: the current folder no longer exists.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise Misuse("the current folder was deleted; change to another one, for example `cd`, and try again") from None
 
 
 def _open_standard_streams() -> None:

@@ -26,7 +26,7 @@ from bench.store.summary import Summary, decode, encode, series_of, steps_of_a_t
 from collectors.metrics.results import RUN_STEP_SECONDS
 from workloads.spec import WATCHED
 
-__all__ = ["History", "NoStoreYet", "check_store", "default_url", "find_run", "means_folder"]
+__all__ = ["History", "NoStoreYet", "check_store", "default_url", "find_run", "is_job", "means_folder"]
 
 _CANDIDATES_SHOWN = 6
 
@@ -357,6 +357,13 @@ def means_folder(text: str, url: str | None) -> bool:
     with suppress(Misuse, NoStoreYet, InfrastructureFailed), History(url, writable=False) as history:
         return history.means_folder(text)
     return True
+
+
+def is_job(text: str, url: str | None) -> bool:
+    """Whether a watched job has this name; without a history, none has. url: see `History`."""
+    with suppress(Misuse, NoStoreYet, InfrastructureFailed), History(url, writable=False) as history:
+        return history.watched(text) is not None
+    return False
 
 
 def check_store(url: str | None) -> None:

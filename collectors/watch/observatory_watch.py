@@ -77,7 +77,7 @@ class Watch:
     """Times the steps of this process and writes them to the rank's file.
 
     settings: "folder" is the run's. clock_ns: monotonic. module_of: returns a module that was imported, else None.
-    too_old: why this torch is not watched. on_training, on_step: called before the first backward, and after each step.
+    too_old: why this torch is not watched. on_backward, on_step: called before each backward, and after each step.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Watch:
         self.settings, self.clock_ns, self.module_of = settings, clock_ns, module_of
         self.pid, self.thread = os.getpid(), get_ident()
         self.too_old: str | None = None
-        self.on_training: Callable[[], None] | None = None
+        self.on_backward: Callable[[], None] | None = None
         self.on_step: Callable[[], None] | None = None
         self.windows: Any = None
         self.has_trained = self.is_begun = self.is_over = self.has_ended = False
@@ -165,6 +165,8 @@ class Watch:
         if self._backward_depth == 1:
             if not self.has_trained:
                 self._prepare()
+            if self.on_backward is not None:
+                self.on_backward()
             self._forward += max(0, now - self._free_ns)
             self._backward_calls += 1
             self._own += self.clock_ns() - now
@@ -343,8 +345,6 @@ class Watch:
         """Before the first backward: have a process that trains note at its end if no step was seen."""
         self.has_trained = True
         self._call_end()
-        if self.on_training is not None:
-            self.on_training()
 
     def _call_end(self) -> None:
         """Have `end` called when this process ends; a process forked by multiprocessing runs no atexit functions."""

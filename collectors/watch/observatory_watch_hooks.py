@@ -55,7 +55,7 @@ def _watch_of(recorder: Any, settings: dict[str, Any]) -> Any:
         watch.windows = window.Windows(watch, recorder)
         watch.on_step = watch.windows.at_step_end
 
-    watch.on_training, watch.on_step = _hook_deepspeed, first_step
+    watch.on_backward, watch.on_step = _hook_deepspeed, first_step
     return watch
 
 
@@ -160,27 +160,35 @@ def _hook_torch() -> None:
             f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}: not watched"
         )
         return
-    _wrap(torch.autograd, "backward", lambda watch, _: watch.enter_backward(), lambda watch, _: watch.leave_backward())
+
+    def scaled(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Return the optimizer that a GradScaler is to step: its first argument, or named."""
+        return arguments[1] if len(arguments) > 1 else named.get("optimizer")
+
+    _wrap(
+        torch.autograd, "backward", lambda watch, *_: watch.enter_backward(), lambda watch, *_: watch.leave_backward()
+    )
     loader = torch.utils.data.dataloader._BaseDataLoaderIter
-    _wrap(loader, "__next__", lambda watch, _: watch.enter_data(), lambda watch, _: watch.leave_data())
+    _wrap(loader, "__next__", lambda watch, *_: watch.enter_data(), lambda watch, *_: watch.leave_data())
     _wrap(
         torch.amp.grad_scaler.GradScaler,
         "step",
-        lambda watch, words: watch.enter_optimizer(-id(words[1])) if len(words) > 1 else None,
-        lambda watch, words: watch.leave_optimizer(-id(words[1])) if len(words) > 1 else None,
+        lambda watch, *words: None if (one := scaled(*words)) is None else watch.enter_optimizer(-id(one)),
+        lambda watch, *words: None if (one := scaled(*words)) is None else watch.leave_optimizer(-id(one)),
         is_phase=False,
     )
 
 
 def _hook_deepspeed() -> None:
-    """Wrap the method that DeepSpeed's engine, if it is loaded, calls only at the boundary of accumulation."""
-    engine = sys.modules.get("deepspeed.runtime.engine")
+    """Wrap the method that DeepSpeed's engine, once it is loaded, calls only at the boundary of accumulation."""
+    engine = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
     if engine is not None:
+        _recorder.current.on_backward = None
         _wrap(
-            getattr(engine, "DeepSpeedEngine"),  # noqa: B009  # mypy cannot know a module that is not installed.
+            engine,
             "_take_model_step",
-            lambda watch, _: watch.enter_engine_step(),
-            lambda watch, _: watch.leave_engine_step(),
+            lambda watch, *_: watch.enter_engine_step(),
+            lambda watch, *_: watch.leave_engine_step(),
             is_phase=False,
         )
 
@@ -188,12 +196,16 @@ def _hook_deepspeed() -> None:
 def _wrap(
     owner: Any,
     name: str,
-    enter: Callable[[Any, tuple[Any, ...]], None],
-    leave: Callable[[Any, tuple[Any, ...]], None],
+    enter: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
+    leave: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
     *,
     is_phase: bool = True,
 ) -> None:
-    """Replace the owner's function by one that calls ours around it. is_phase: only in the training thread."""
+    """Replace the owner's function by one that calls ours around it.
+
+    enter, leave: called with the watch, and the function's arguments by position and by name. is_phase: only in the
+    training thread.
+    """
     import functools
 
     torch: Any = sys.modules["torch"]
@@ -204,11 +216,11 @@ def _wrap(
         watch = None if torch.compiler.is_compiling() else _active()
         if watch is None or (is_phase and not watch.times_phase_here()):
             return original(*arguments, **named)
-        watch.guarded(enter, watch, arguments)
+        watch.guarded(enter, watch, arguments, named)
         try:
             return original(*arguments, **named)
         finally:
-            watch.guarded(leave, watch, arguments)
+            watch.guarded(leave, watch, arguments, named)
 
     _keep_from_compiler(call)
     setattr(owner, name, call)

@@ -95,7 +95,8 @@ class Tracer:
 
     def step_ends(self) -> None:
         """End a traced step and begin the next one."""
-        self._end_step()
+        self._note_step()
+        self._leave_step()
         self._begin_step()
         if self._phases is not None:
             self._phases.step_ends()
@@ -103,10 +104,12 @@ class Tracer:
     def stop(self, path: str) -> dict[str, list[tuple[int, int]]]:
         """End the last step and the recording, and write the trace; return each phase's begins and ends in Unix ns.
 
+        In the trace the last step lasts until the recording ended; `steps_ns` has its true end.
+
         Raises:
             OSError: the trace cannot be written.
         """
-        self._end_step()
+        self._note_step()
         phases = self._phases.close() if self._phases is not None else {}
         self._phases = None
         if self._torch.cuda.is_initialized():
@@ -116,6 +119,7 @@ class Tracer:
             profile.__exit__(None, None, None)
         finally:
             self._is_recording = False
+            self._leave_step()
             self._unguard()
         profile.export_chrome_trace(path)
         if self._watch.settings.get("redact"):
@@ -128,14 +132,13 @@ class Tracer:
             self._phases.close()
             self._phases = None
         try:
-            if self._step is not None:
-                self._end_step()
             if self._profile is not None:
                 if not self._is_recording:  # A prepared profiler must start before it can stop.
                     self._ours(self._profile._start_trace)
                 self._profile.__exit__(None, None, None)
         finally:
             self._profile, self._is_recording = None, False
+            self._leave_step()
             self._unguard()
 
     def _begin_step(self) -> None:
@@ -143,10 +146,18 @@ class Tracer:
         self._step.__enter__()
         self._began_ns = time.time_ns()
 
-    def _end_step(self) -> None:
+    def _note_step(self) -> None:
         self.steps_ns.append((self._began_ns, time.time_ns()))
+
+    def _leave_step(self) -> None:
+        """End the annotation around the step, if there is one.
+
+        The last one only once the profiler has stopped: a step may end inside ranges of the script, for example in an
+        optimizer that backward calls, and torch warns about two nested ranges without an end within one with an end.
+        """
         step, self._step = self._step, None
-        step.__exit__(None, None, None)
+        if step is not None:
+            step.__exit__(None, None, None)
 
     def _ours(self, function: Callable[[], None]) -> None:
         self._is_ours = True

@@ -69,9 +69,11 @@ def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the files of a name, and whether the user named each directly as a dump."""
     path = Path(name)
     try:
-        if path.name == name and not path.is_file() and not (path.is_dir() and _dumps_in(path)):
+        if path.name == name:
             named = [folder for folder in run_folders(runs_folder) if name_of(folder) == name]
-            path = next((each for each in (runs_folder / name, *reversed(named)) if each.is_dir()), path)
+            run = next((each for each in (runs_folder / name, *reversed(named)) if each.is_dir()), None)
+            # A program or a folder often bears the name of its watched job.
+            path = path if run is None or _holds_dumps(path) else run
         if not path.is_dir():
             if not path.exists():
                 raise Misuse(f"{name} does not exist; name a dump (nccl_trace_rank_0), a folder of dumps or a run")
@@ -91,6 +93,17 @@ def _files(name: str, runs_folder: Path) -> Iterator[tuple[Path, bool]]:
             " TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE=2000 are set, to TORCH_FR_DUMP_TEMP_FILE<rank>"
         )
     yield from ((file, False) for file in files)
+
+
+def _holds_dumps(path: Path) -> bool:
+    """Whether a path is a dump, or a folder with files that may be dumps."""
+    if path.is_dir():
+        return bool(_dumps_in(path))
+    try:
+        read_dump(read_small(path, MOST_BYTES), rank_in_name(path.name) or 0)
+    except (NotADump, Misuse, OSError):
+        return False
+    return True
 
 
 def _dumps_in(folder: Path) -> list[Path]:

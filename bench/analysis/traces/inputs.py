@@ -91,7 +91,7 @@ def _on_disk(name: str, runs_folder: Path, store_url: str | None) -> TraceFiles 
         return _of_folder(path)
     if path.is_fifo() and path != STANDARD_INPUT and str(path.parent) not in OPEN_FILES:
         raise Misuse(f"{path} is a named pipe and may have no writer; use `... | observatory analyse ... -`, or a file")
-    if path.exists() and not path.is_dir():
+    if path.exists() and not path.is_dir() and not _hides_job(path, name, store_url):
         if _is_drawing(path):
             raise Misuse(f"{path} is a drawing by this program, not a trace; name the traces that it was drawn from")
         return TraceFiles(paths=(path,))
@@ -109,6 +109,15 @@ def _is_of_traces(folder: Path, name: str, store_url: str | None) -> bool:
     from bench.store.history import means_folder  # Loads SQLAlchemy.
 
     return means_folder(name, store_url)
+
+
+def _hides_job(file: Path, name: str, store_url: str | None) -> bool:
+    """Whether a file is no trace and shares its name with a watched job, as the program `train` does with its job."""
+    if file.name != name or name.endswith(ENDINGS) or not file.is_file():
+        return False
+    from bench.store.history import is_job  # Loads SQLAlchemy.
+
+    return is_job(name, store_url) and isinstance(read_traces((file,))[0], str)
 
 
 def _is_run(folder: Path) -> bool:

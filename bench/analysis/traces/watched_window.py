@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -66,10 +68,10 @@ def join_window(run: Path, number: int) -> TracedWindow:
     try:
         result = _join(run, window)
         replace_file(window.path / RESULT, msgspec.json.encode(result))
-        _clear(window.path)
-        _remove_old_traces(run)
     except OSError as error:
         raise InfrastructureFailed(f"{run} cannot be written: {error.strerror}; make room") from None
+    _clear(window.path)
+    _remove_old_traces(run)
     return result
 
 
@@ -83,9 +85,9 @@ def drop_window(run: Path, number: int, why: str) -> TracedWindow:
     result = _dropped(window, why)
     try:
         replace_file(window.path / RESULT, msgspec.json.encode(result))
-        _clear(window.path)
     except OSError as error:
         raise InfrastructureFailed(f"{run} cannot be written: {error.strerror}; make room") from None
+    _clear(window.path)
     return result
 
 
@@ -113,9 +115,25 @@ def _join(run: Path, window: WindowFolder) -> TracedWindow:
     timelines = [timeline for timeline in read if isinstance(timeline, Timeline)]
     if [timeline.rank for timeline in timelines] != list(paths):
         return _dropped(window, "a trace belongs to another rank than its file")
+    phases = {rank: phases_of(window, rank) for rank in paths}
+    timelines = [_with_last_step(timeline, phases[timeline.rank].steps) for timeline in timelines]
     for timeline in timelines:
         save_timeline(timeline, run, window.number)
-    return analyse_window(window, timelines, {rank: phases_of(window, rank) for rank in paths})
+    return analyse_window(window, timelines, phases)
+
+
+def _with_last_step(timeline: Timeline, steps: Sequence[tuple[int, int]]) -> Timeline:
+    """Return the Timeline with the true length of its last step, which in the trace lasts until the profiler stopped.
+
+    steps: the traced steps that the rank recorded; empty if its file cannot be read.
+    """
+    rows = np.flatnonzero(timeline.of_kind("step"))
+    if not steps or not len(rows):
+        return timeline
+    end_ns = timeline.end_ns.copy()
+    began_ns, ended_ns = steps[-1]
+    end_ns[rows[-1]] = min(end_ns[rows[-1]], timeline.start_ns[rows[-1]] + max(0, ended_ns - began_ns))
+    return replace(timeline, end_ns=end_ns)
 
 
 def _dropped(window: WindowFolder, why: str) -> TracedWindow:
@@ -301,16 +319,19 @@ def _path(timelines: Sequence[Timeline]) -> tuple[tuple[int, str, float], ...]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the ranks' own files, which the result and the Timelines replace."""
+    """Remove the ranks' own files, which the result and the Timelines replace; what cannot be removed stays."""
     for path in folder.glob("rank*"):
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _remove_old_traces(run: Path) -> None:
-    """Remove the Timelines of all but the newest windows."""
+    """Remove the Timelines of all but the newest windows; what cannot be removed, and other files, stay."""
     numbers = sorted(int(path.name[5:]) for path in run.glob("trial*") if path.name[5:].isdecimal())
     for number in numbers[:-KEPT_TRACES]:
         folder = run / f"trial{number}"
         for path in folder.glob("rank*.timeline.npz"):
-            path.unlink(missing_ok=True)
-        folder.rmdir()
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()

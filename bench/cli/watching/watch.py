@@ -106,8 +106,9 @@ def command(
       observatory watch --name llama-sft -- torchrun --nproc-per-node 8 train.py
     """
     if attached is not None:
-        others = (name, tag_words, window_minutes, no_slow_windows, quiet, live, redact)
-        if words or any(each not in (None, (), False) for each in others):
+        names = [each.name for each in context.command.params if isinstance(each, click.Option) and each.name]
+        given = {each for each in names if context.get_parameter_source(each) is ParameterSource.COMMANDLINE}
+        if words or given - {"attached", "steps", "runs_folder"}:
             raise Misuse(
                 "--attach NAME takes only --steps and --runs: it traces a job that is already watched; leave the"
                 " command and the other options out"

@@ -49,6 +49,18 @@ def _environment(home: Path) -> dict[str, str]:
     return {"XDG_DATA_HOME": str(home), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
 
 
+@pytest.mark.parametrize("words", ["show", "watch -- true", "doctor"])
+def test_a_current_folder_that_was_deleted_is_refused_in_one_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main.run(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("observatory: the current folder was deleted; change to another one")
+
+
 def test_the_first_interruption_says_how_to_stop_at_once_which_the_second_does(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

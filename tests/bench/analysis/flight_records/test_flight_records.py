@@ -60,15 +60,26 @@ def test_a_watched_job_is_found_by_its_name(tmp_path: Path) -> None:
     assert "does not exist" in _refusal("llama", "--runs", tmp_path)
 
 
-def test_a_folder_without_dumps_does_not_hide_the_job_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_folder_or_file_without_dumps_does_not_hide_the_job_of_its_name(
+    is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = _late(tmp_path / "runs" / "20261128-100000-train-0a1b2c", "watch_rank{}.flight.pickle")
     for name in ("watch.json", "machine.json", "watch_rank0.jsonl"):
         (run / name).write_text("{}")
-    (tmp_path / "train").mkdir()
+    if is_file:
+        (tmp_path / "train").write_text("#!/bin/sh\n")
+    else:
+        (tmp_path / "train").mkdir()
     monkeypatch.chdir(tmp_path)
     assert _analyse("train", "--runs", "runs").stdout.splitlines()[0] == WORDS
+
+
+def test_a_dump_comes_before_the_job_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _late(tmp_path / "runs" / "20261128-100000-dump0-0a1b2c", "watch_rank{}.flight.pickle", late=0)
+    _late(tmp_path, "dump{}")
+    monkeypatch.chdir(tmp_path)
+    assert _analyse("dump0", "dump1", "--runs", "runs").stdout.splitlines()[0] == WORDS
 
 
 def test_a_watched_job_whose_steps_never_stopped_has_none(tmp_path: Path) -> None:

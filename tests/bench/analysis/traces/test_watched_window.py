@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from bench.analysis.traces.watched_window import find_late_rank
+from bench.analysis.traces.watched_window import KEPT_TRACES, find_late_rank, join_window
 from bench.results.watched.details import Late
+from bench.results.watched.windows import window_folder
 from collectors.traces.analyzers.collectives import collectives
 from collectors.traces.timeline import About, Call, SpanKind, Timeline
 from tests.collectors.traces.made.generated import generate
@@ -106,6 +110,21 @@ def test_a_rank_that_only_leaves_collectives_later_is_not_named() -> None:
     late = find_late_rank(collectives(timelines), {})[0]
     assert (late.verdict, late.rank) == ("unsure", None)
     assert late.reason.startswith("rank 1 arrives last because it leaves the previous collective later")
+
+
+def test_a_window_is_joined_where_an_old_one_holds_a_file_of_somebody_else_s(tmp_path: Path) -> None:
+    for number in range(1, KEPT_TRACES + 2):
+        (tmp_path / f"trial{number}").mkdir()
+        (tmp_path / f"trial{number}" / "rank0.timeline.npz").touch()
+    (tmp_path / "trial1" / "notes.txt").touch()
+    number = KEPT_TRACES + 2
+    window = tmp_path / "windows" / str(number)
+    (window / "rank7").mkdir(parents=True)
+    (window / "window.json").write_text(json.dumps({"id": number, "steps": 3, "dropped": "test"}))
+    join_window(tmp_path, number)
+    assert window_folder(tmp_path, number).result is not None
+    assert [path.name for path in (tmp_path / "trial1").iterdir()] == ["notes.txt"]
+    assert (tmp_path / "trial2").exists()
 
 
 def test_a_single_rank_waits_for_nobody() -> None:

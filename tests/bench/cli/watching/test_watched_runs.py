@@ -110,6 +110,18 @@ def test_a_folder_that_shares_a_job_s_name_does_not_hide_the_job(
     assert printed in out + err
 
 
+def test_a_program_s_file_does_not_hide_the_job_that_is_named_after_it_but_a_trace_does(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_watched(_run_folder(place, 0, "train"), place.store)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").write_bytes(b"\x7fELF")
+    assert "`observatory watch --attach train` traces its steps" in place.said("analyse", "stragglers", "train")[2]
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 1, "pid": 1, "tid": 1}
+    (tmp_path / "train").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
+    assert "--attach train" not in place.said("analyse", "summary", "train")[2]
+
+
 def test_an_active_job_is_shown_where_a_folder_shares_its_name(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

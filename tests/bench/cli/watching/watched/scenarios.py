@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import observatory_watch as recorder  # On PYTHONPATH under watch.
@@ -79,7 +80,7 @@ def closure() -> None:
         optimizer.step(compute)
 
 
-def scaler(is_fused: bool = False) -> None:
+def scaler(is_fused: bool = False, is_named: bool = False) -> None:
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=is_fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -87,8 +88,15 @@ def scaler(is_fused: bool = False) -> None:
         optimizer.zero_grad()
         loss = loss_of(model) * (float("inf") if number == 1 else 1.0)
         scaler.scale(loss).backward()
-        scaler.step(optimizer)
+        if is_named:
+            scaler.step(optimizer=optimizer)
+        else:
+            scaler.step(optimizer)
         scaler.update()
+
+
+def named_scaler() -> None:
+    scaler(is_named=True)
 
 
 def fused_scaler() -> None:
@@ -213,6 +221,29 @@ def marked() -> None:
             loss_of(model_of()).backward()
 
 
+def engine_later() -> None:
+    """DeepSpeed is imported after the first steps; a class with its engine's names is as good here."""
+    from observatory_watch_hooks import _hook_deepspeed  # type: ignore[import-not-found]  # On PYTHONPATH under watch.
+
+    recorder.current.on_backward = _hook_deepspeed
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class DeepSpeedEngine:
+        def _take_model_step(self) -> None:
+            optimizer.step()
+
+    for number in range(5):
+        if number == 2:
+            sys.modules["deepspeed.runtime.engine"] = SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine)  # type: ignore[assignment]
+        loss_of(model).backward()
+        if number < 2:
+            optimizer.step()
+        else:
+            DeepSpeedEngine()._take_model_step()
+    del sys.modules["deepspeed.runtime.engine"]
+
+
 def own_profiler() -> None:
     """The script's own profiler gets its events."""
     from torch.profiler import ProfilerActivity, profile
@@ -233,6 +264,7 @@ SCENARIOS = (
         accumulation,
         closure,
         scaler,
+        named_scaler,
         fused_scaler,
         zero_redundancy,
         compiled_whole,
@@ -240,7 +272,7 @@ SCENARIOS = (
         compiled_backward,
         compiled_step,
     ),
-    *(data_and_phases, workers_of_data, children, saved, no_optimizer, marked, own_profiler),
+    *(data_and_phases, workers_of_data, children, saved, no_optimizer, marked, engine_later, own_profiler),
 )
 
 

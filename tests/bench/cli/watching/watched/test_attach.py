@@ -79,6 +79,8 @@ def test_another_user_s_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
         ("job", "--name", "other"),
         ("job", "--window-every", "5"),
         ("job", "--no-slow-windows"),
+        ("job", "--store", "sqlite:///other.sqlite"),
+        ("job", "--shared"),
     ],
 )
 def test_attaching_runs_no_command(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,8 +63,9 @@ def test_a_closure_s_sleep_is_forward(seen: dict[str, Any]) -> None:
     assert all(forward_ns >= 20 * MS for forward_ns in _column(seen, "closure", "forward_ns"))
 
 
-def test_a_step_that_the_gradscaler_skips_counts_and_is_marked(seen: dict[str, Any]) -> None:
-    assert _column(seen, "scaler", "skipped") == [False, True, False, False]
+@pytest.mark.parametrize("scenario", ["scaler", "named_scaler"])
+def test_a_step_that_the_gradscaler_skips_counts_and_is_marked(scenario: str, seen: dict[str, Any]) -> None:
+    assert _column(seen, scenario, "skipped") == [False, True, False, False]
 
 
 def test_a_fused_optimizer_hides_which_step_was_skipped_but_not_the_step(seen: dict[str, Any]) -> None:
@@ -124,6 +125,12 @@ def test_training_without_an_optimizer_says_that_no_steps_were_seen(seen: dict[s
 def test_marked_steps_bear_their_tokens(seen: dict[str, Any]) -> None:
     assert _column(seen, "marked", "tokens") == [100, 100, 100]
     assert [line["rule"] for line in seen["marked"]["watch_rank0.jsonl"] if line["kind"] == "steps"] == ["mark"]
+
+
+def test_deepspeed_s_engine_is_followed_if_it_is_imported_after_the_first_steps(seen: dict[str, Any]) -> None:
+    (lines,) = seen["engine_later"].values()
+    found = [(line["rule"], len(line["step_ns"])) for line in lines if line["kind"] == "steps"]
+    assert found == [("optimizer", 2), ("deepspeed", 3)]
 
 
 def test_the_script_s_own_profiler_keeps_its_events(seen: dict[str, Any]) -> None:

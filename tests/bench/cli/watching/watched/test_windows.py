@@ -19,7 +19,7 @@ import pytest
 from bench.analysis.traces.watched_window import join_window
 from bench.results.watched.details import TracedWindow
 from bench.results.watched.run import read_run
-from bench.results.watched.windows import traced_windows
+from bench.results.watched.windows import phases_of, traced_windows, window_folder
 from bench.session.watched.session import environment, write_hook
 from collectors.traces.timeline import load
 from collectors.watch import observatory_watch
@@ -454,6 +454,20 @@ def test_a_redacted_trace_has_no_folders_and_is_joined_as_any(tmp_path: Path) ->
         assert folder.encode() not in text
     assert join_window(tmp_path, 1).step_s is not None
     assert "load rows.bin" in load(tmp_path / "trial1" / "rank0.timeline.npz").names
+
+
+@pytest.mark.slow
+def test_steps_that_end_inside_ranges_of_the_script_cause_no_warning_and_keep_their_length(tmp_path: Path) -> None:
+    words = [sys.executable, "-W", "error", str(PROGRAMS / "alone.py"), "nested"]
+    watched = environment(_environment(), write_hook(tmp_path))
+    done = subprocess.run(words, env=watched, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    for number in (1, 2):
+        began_ns, ended_ns = phases_of(window_folder(tmp_path, number), 0).steps[-1]
+        assert join_window(tmp_path, number).dropped is None
+        timeline = load(tmp_path / f"trial{number}" / "rank0.timeline.npz")
+        last = timeline.of_kind("step").nonzero()[0][-1]
+        assert timeline.end_ns[last] - timeline.start_ns[last] == ended_ns - began_ns
 
 
 @pytest.mark.slow

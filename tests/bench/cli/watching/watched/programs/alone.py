@@ -135,6 +135,24 @@ def named() -> None:
             torch.ones(1)
 
 
+def nested() -> None:
+    """Steps end inside ranges that begin in the same step: a range of the script's, and an optimizer in backward."""
+    for number in (1, 2):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if number == 2:
+            model.weight.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+        ask(number)
+        for _ in range(90):
+            loss = model(torch.ones(3, 4)).square().mean()
+            loss.backward()
+            if number == 1:
+                with record_function("update"):
+                    optimizer.step()
+            time.sleep(0.02)
+        print(f"{loss.item():.9g}")
+
+
 def report(own: profile) -> None:
     assert own.profiler is not None
     events = own.profiler.kineto_results.events() if own.profiler.kineto_results is not None else []
