@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -116,7 +116,8 @@ def watch(request: WatchRequest) -> int:
             )
         finally:
             live.close()
-        read()
+        with suppress(OSError):  # `_keep` reads again, and says why it cannot.
+            read()
         _keep(request, folder, document | _end_of(code), progress, windows)
     return exit_code(code)
 
