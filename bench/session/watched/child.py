@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from socket import socket, socketpair
 
 from bench.errors import InfrastructureFailed
 
@@ -21,8 +21,8 @@ _PASSED_ON = frozenset(
 _OF_KERNEL = 0
 """Sender of a signal from the terminal, which goes to all foreground processes, so the child gets it as well."""
 SHELL_SIGNAL = 128
-GROUP_S = 0.5
-"""Longest wait for the witness to report that a signal went to the whole process group."""
+GROUP_S = 0.1
+"""How long a signal may take from us to another process of its group: the kernel needs microseconds."""
 
 
 def run_child(
@@ -44,7 +44,7 @@ def run_child(
     waited_for = _PASSED_ON | {signal.SIGCHLD}
     former = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)  # `_wait` takes them one at a time.
     try:
-        with _witness() as seen:
+        with _witness() as witness:
             try:
                 child = subprocess.Popen(
                     command,
@@ -58,7 +58,7 @@ def run_child(
             for number in signal.sigpending() & _PASSED_ON:  # Sent before the child existed, also from the terminal.
                 signal.sigwait({number})
                 _pass_on(child.pid, number)
-            return _wait(child, waited_for, seen, on_beat)
+            return _wait(child, waited_for, witness, on_beat)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
@@ -72,9 +72,9 @@ def _take_signals(former: set[int | signal.Signals]) -> None:
 
 
 def _wait(
-    child: subprocess.Popen[bytes], waited_for: frozenset[signal.Signals], seen: int, on_beat: Callable[[], None]
+    child: subprocess.Popen[bytes], waited_for: frozenset[signal.Signals], witness: socket, on_beat: Callable[[], None]
 ) -> int:
-    """Wait for the child and pass signals on. seen: see `_witness`."""
+    """Wait for the child and pass signals on. witness: see `_witness`."""
     next_s = time.monotonic() + BEAT_S
     while (code := child.poll()) is None:
         if (left_s := next_s - time.monotonic()) <= 0:
@@ -83,48 +83,50 @@ def _wait(
         received = signal.sigtimedwait(waited_for, left_s)
         if received is None or received.si_signo == signal.SIGCHLD or received.si_pid == _OF_KERNEL:
             continue
-        if not (_is_in_our_group(child.pid) and _was_seen(received.si_signo, seen)):
+        if not (_is_in_our_group(child.pid) and _was_seen(received.si_signo, witness)):
             _pass_on(child.pid, received.si_signo)
     return code
 
 
 @contextmanager
-def _witness() -> Iterator[int]:
-    """Fork a process that sees the signals to our whole group; yield a pipe from which their numbers are read."""
-    seen, write_end = os.pipe()
+def _witness() -> Iterator[socket]:
+    """Fork a process that gets the signals to our whole group, and yield a connection to it.
+
+    It answers the number of a signal with 1 if it got that signal, else with 0. The signal waits for it in the kernel,
+    so that the answer is right however late the process runs.
+    """
+    ours, its = socketpair()
     pid = os.fork()
     if pid == 0:
-        _be_witness(write_end)
-    os.close(write_end)
+        _be_witness(its.fileno())
+    its.close()
     try:
-        yield seen
+        yield ours
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        os.close(seen)
+        ours.close()
 
 
-def _be_witness(write_end: int) -> None:
-    """Write the number of each signal until the parent is gone. Never returns."""
+def _be_witness(connection: int) -> None:
+    """Answer until the parent is gone. Never returns."""
     try:
-        parent = os.getppid()
-        os.closerange(0, write_end)
-        os.closerange(write_end + 1, os.sysconf("SC_OPEN_MAX"))
-        while os.getppid() == parent:
-            if (received := signal.sigtimedwait(_PASSED_ON, BEAT_S)) is not None:
-                os.write(write_end, bytes([received.si_signo]))
+        os.closerange(0, connection)
+        os.closerange(connection + 1, os.sysconf("SC_OPEN_MAX"))
+        while number := os.read(connection, 1):
+            os.write(connection, bytes([signal.sigtimedwait(set(number), GROUP_S) is not None]))
     finally:
         os._exit(0)
 
 
-def _was_seen(number: int, seen: int) -> bool:
-    """Whether the witness got this signal as well."""
-    end_s = time.monotonic() + GROUP_S
-    while select.select([seen], [], [], max(0.0, end_s - time.monotonic()))[0]:
-        (other,) = os.read(seen, 1)
-        if other == number:
-            return True
-    return False
+def _was_seen(number: int, witness: socket) -> bool:
+    """Whether the witness got this signal as well. `timeout` sends it to us and to the group; both count as one."""
+    witness.sendall(bytes([number]))
+    if witness.recv(1) != b"\x01":
+        return False
+    if number in signal.sigpending():
+        signal.sigwait({number})
+    return True
 
 
 def _is_in_our_group(pid: int) -> bool:

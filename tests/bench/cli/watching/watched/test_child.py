@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.errors import InfrastructureFailed
@@ -59,6 +60,39 @@ def test_a_signal_to_the_whole_group_reaches_the_command_once(number: signal.Sig
     runner = _started("sh", "-c", count + "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.1; done; echo $n")
     os.killpg(runner.pid, number)
     assert _ended(runner) == (b"1\n", 0)
+
+
+def test_a_signal_to_the_whole_group_reaches_the_command_once_on_a_busy_machine() -> None:
+    count = 'n=0; trap "n=\\$((n + 1))" USR1; trap "echo \\$n; exit" TERM; echo ready; ' + LOOP
+    runner = _started("sh", "-c", count)
+    witness, _ = sorted(psutil.Process(runner.pid).children(), key=lambda child: child.cmdline()[0] == "sh")
+    witness.suspend()  # It does not run for a second.
+    os.killpg(runner.pid, signal.SIGUSR1)
+    time.sleep(1)
+    witness.resume()
+    time.sleep(0.5)
+    runner.send_signal(signal.SIGTERM)
+    assert _ended(runner) == (b"1\n", 0)
+
+
+def test_a_signal_to_us_and_then_to_the_whole_group_counts_as_one() -> None:
+    """As `timeout` sends it."""
+    script = """
+import os, signal
+from bench.session.watched.child import _was_seen, _witness
+os.setpgid(0, 0)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+with _witness() as witness:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.sigwait({signal.SIGUSR1})
+    print(_was_seen(signal.SIGUSR1, witness))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.sigwait({signal.SIGUSR1})
+    os.killpg(0, signal.SIGUSR1)
+    print(_was_seen(signal.SIGUSR1, witness), signal.sigpending())
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\nTrue set()\n"
 
 
 def test_each_signal_reaches_the_command_and_none_ends_us_before_it() -> None:
