@@ -153,9 +153,13 @@ class PrometheusServer:
         """Its address, as Grafana expects it."""
         return f"http://127.0.0.1:{self.port}"
 
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the result of an instant query: each series' `metric` with its `value`, or `values` of a range."""
-        fields = urllib.parse.urlencode({"query": expression}).encode()
+    def query(self, expression: str, at_unix_s: float | None = None) -> list[dict[str, Any]]:
+        """Return the result of an instant query: each series' `metric` with its `value`, or `values` of a range.
+
+        at_unix_s: the instant; None means now.
+        """
+        instant = {} if at_unix_s is None else {"time": at_unix_s}
+        fields = urllib.parse.urlencode({"query": expression, **instant}).encode()
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/query", data=fields, timeout=30) as answer:
                 series: list[dict[str, Any]] = json.load(answer)["data"]["result"]
