@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from bench.machine.limits.demand import size_words
 from bench.rank.messages import FailureCause, TrialEnded
 from collectors.rank.rank_list import listed
 from collectors.rank.reached import Reached
@@ -37,6 +38,8 @@ class RankEnd:
     reached: its progress in each process group, if its flight record shows it.
     is_moving: it had finished a step shortly before the limit, judged by the pace of its own steps.
     disk: why it could not write its log. output: the end of its output. explained: what known messages mean.
+    memory_kills: how many processes of the ranks' control group the kernel killed in the trial because memory ran out;
+    None if it does not count them. memory_limit_bytes: the limit of that group, if there is one.
     """
 
     rank: int
@@ -49,6 +52,8 @@ class RankEnd:
     disk: str | None = None
     output: str = ""
     explained: tuple[str, ...] = ()
+    memory_kills: int | None = None
+    memory_limit_bytes: int | None = None
 
     @property
     def last_lines(self) -> tuple[str, ...]:
@@ -162,9 +167,7 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Failur
             return FailureCause(kind="agent", rank=end.rank, step=None, text=text, explained=end.explained)
     for end in by_time:
         if end.is_killed:
-            name = signal.Signals(-(end.exit_code or 0)).name
-            guess = " (possibly by the kernel's out-of-memory killer)" if name == "SIGKILL" else ""
-            return _cause("killed", end, f"rank {end.rank} was killed by {name}{guess}", folder)
+            return _cause("killed", end, _killed_words(end), folder)
     for end in by_time:
         if end.result is not None and not end.is_echo:
             error = f"{end.result.error_type}: {end.result.error}"
@@ -263,6 +266,19 @@ def _least_far(hung: list[RankEnd], mark: Callable[[Reached], int | None]) -> li
         if any(at < ranges[key][1] for key, at in marks.items())
         and all(at == ranges[key][0] for key, at in marks.items())
     ]
+
+
+def _killed_words(end: RankEnd) -> str:
+    """Return which signal killed a rank, and whether the kernel sent it because memory ran out."""
+    name = signal.Signals(-(end.exit_code or 0)).name
+    if name != "SIGKILL" or end.memory_kills == 0:
+        return f"rank {end.rank} was killed by {name}"
+    if end.memory_kills is None:
+        return f"rank {end.rank} was killed by {name} (possibly by the kernel's out-of-memory killer)"
+    limit = (
+        "" if end.memory_limit_bytes is None else f"; its control group may use {size_words(end.memory_limit_bytes)}"
+    )
+    return f"rank {end.rank} ran out of memory and was killed by the kernel ({name}{limit})"
 
 
 def _numbers(ends: list[RankEnd], ranks: int) -> str:

@@ -43,6 +43,19 @@ def read_container(environment: Mapping[str, str] = os.environ, root: Path = Pat
     return Container(image=image, cpu_limit_cores=cores, memory_limit_bytes=memory_bytes, absent=absent)
 
 
+def out_of_memory_kills(root: Path = Path("/")) -> int | None:
+    """Return how many processes of this process's control group the kernel has killed because memory ran out.
+
+    None if the group has no such counter: a root group of version 2, or a kernel before Linux 4.13. Version 2 also
+    counts the groups below. root: where /proc and /sys are.
+    """
+    for version, folder in own_groups("memory", root):
+        with suppress(OSError, KeyError, ValueError):  # In a container, the group's folder may be a parent's.
+            file = folder / ("memory.events" if version == 2 else "memory.oom_control")
+            return int(dict(line.split() for line in file.read_text().splitlines())["oom_kill"])
+    return None
+
+
 def own_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
     """Yield version and folder of the control groups of this process, from its own up to the root.
 

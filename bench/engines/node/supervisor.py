@@ -29,6 +29,7 @@ from bench.engines.node.known_messages import explain, explain_xids, facts_of_no
 from bench.engines.node.node_store import TrialStore, read_machine
 from bench.engines.node.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.engines.root_cause import RankEnd, encoded, root_cause
+from bench.machine.container import out_of_memory_kills, read_container
 from bench.machine.machine import Machine
 from bench.rank.gpu_of_rank import gpu_of_rank
 from bench.rank.messages import (
@@ -328,7 +329,7 @@ class Supervisor:
             self._file = self._new_file()
             store = str(self._file)
         patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
-        folder, begun_s = self.runs / order.run, time.time()
+        folder, begun_s, kills_before = self.runs / order.run, time.time(), out_of_memory_kills()
         node_log = folder / f"node{order.node}.jsonl"
         # Problems of the node's collectors do not affect ranks.
         with polling(
@@ -358,7 +359,7 @@ class Supervisor:
                 for text in notes:
                     log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
                 log.close()
-        return self._ended(order, ranks, outcome, begun_s)
+        return self._ended(order, ranks, outcome, begun_s, kills_before)
 
     def _rank_order(self, order: TrialOrder, rank: int, folder: Path, store: str | Store) -> RankOrder:
         local_rank = rank - order.first_rank
@@ -405,7 +406,12 @@ class Supervisor:
                 progress(TrialProgress(run=order.run, trial=order.trial, steps=steps))
 
     def _ended(
-        self, order: TrialOrder, ranks: Sequence[RankProcess], outcome: TrialOutcome, begun_s: float
+        self,
+        order: TrialOrder,
+        ranks: Sequence[RankProcess],
+        outcome: TrialOutcome,
+        begun_s: float,
+        kills_before: int | None,
     ) -> TrialEnded:
         """Return how the trial ended, with explanations of failed ranks' known messages."""
         folder = self.runs / order.run
@@ -417,8 +423,16 @@ class Supervisor:
             facts = {name: cache(fact) for name, fact in facts_of_node(self.machine.gpus).items()}  # The same for all.
             samples = [sample for part in self._poller.poll() for sample in part.samples] if self.machine.gpus else []
             xids = explain_xids(samples, begun_s)
+            kills, limit_bytes = out_of_memory_kills(), read_container().memory_limit_bytes
             ends = tuple(
-                end if end.is_good else replace(end, explained=(*rank.explained(end, facts), *xids))
+                end
+                if end.is_good
+                else replace(
+                    end,
+                    explained=(*rank.explained(end, facts), *xids),
+                    memory_kills=None if kills is None or kills_before is None else kills - kills_before,
+                    memory_limit_bytes=limit_bytes,
+                )
                 for rank, end in zip(ranks, ends, strict=True)
             )
         sent = encoded(ends) if len(order.ranks) < order.case.ranks else ()

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -95,6 +96,35 @@ def test_the_cause_is_blamed_although_its_peers_failed_before_it(culprit: RankEn
     assert cause is not None
     assert (cause.rank, cause.kind, cause.step) == (2, kind, 4)
     assert cause.text.endswith("in step 4; its last lines are in /runs/r/rank2.err")
+
+
+@pytest.mark.parametrize(
+    ("kills", "limit_bytes", "text"),
+    [
+        (
+            1,
+            3 << 30,
+            "rank 0 ran out of memory and was killed by the kernel (SIGKILL; its control group may use 3 GiB)",
+        ),
+        (2, None, "rank 0 ran out of memory and was killed by the kernel (SIGKILL)"),
+        (None, 3 << 30, "rank 0 was killed by SIGKILL (possibly by the kernel's out-of-memory killer)"),
+        (0, 3 << 30, "rank 0 was killed by SIGKILL"),
+    ],
+)
+def test_a_killed_rank_ran_out_of_memory_if_the_kernel_counts_a_kill(
+    kills: int | None, limit_bytes: int | None, text: str
+) -> None:
+    killed = replace(_end(0, code=-9, has_result=False), memory_kills=kills, memory_limit_bytes=limit_bytes)
+    for cause in (_root_cause((killed, _lost_peer(1)), FOLDER), _joint_cause((killed,), (_lost_peer(1),))):
+        assert cause is not None
+        assert cause.text == f"{text} in step 4; its last lines are in /runs/r/rank0.err"
+
+
+def test_another_signal_is_no_lack_of_memory() -> None:
+    killed = replace(_end(0, code=-11, has_result=False), memory_kills=1)
+    cause = _root_cause((killed,), FOLDER)
+    assert cause is not None
+    assert cause.text.startswith("rank 0 was killed by SIGSEGV in step 4; ")
 
 
 def test_the_last_lines_are_the_ranks_own_and_not_the_profilers() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from bench.machine.container import IMAGE_VARIABLES, read_container
+from bench.machine.container import IMAGE_VARIABLES, out_of_memory_kills, read_container
+from tests.bench.machine.limits.memory_group import memory_group
 from tests.bench.machine.test_control_groups import tree
 
 
@@ -47,3 +49,33 @@ def test_the_first_version_of_control_groups_writes_no_limit_as_a_number(tmp_pat
     }
     found = read_container({}, tree(tmp_path, files))
     assert (found.cpu_limit_cores, found.memory_limit_bytes) == (None, 7000)
+
+
+@pytest.mark.parametrize(
+    ("group", "file", "text"),
+    [
+        ("0::/job", "sys/fs/cgroup/job/memory.events", "low 0\nmax 9\noom 4\noom_kill 3\n"),
+        ("0::/in/another/namespace", "sys/fs/cgroup/memory.events", "oom 4\noom_kill 3\n"),
+        ("4:memory:/job", "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\noom_kill 3\n"),
+    ],
+)
+def test_the_kernels_kills_for_lack_of_memory_are_counted_in_the_group(
+    group: str, file: str, text: str, tmp_path: Path
+) -> None:
+    assert out_of_memory_kills(tree(tmp_path, {"proc/self/cgroup": f"{group}\n", file: text})) == 3
+
+
+@pytest.mark.parametrize("text", ["", "oom_kill_disable 0\nunder_oom 0\n"])
+def test_a_group_without_a_counter_counts_no_kills(text: str, tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "4:memory:/job\n", "sys/fs/cgroup/memory/job/memory.oom_control": text}
+    assert out_of_memory_kills(tree(tmp_path, files)) is None
+    assert out_of_memory_kills(tmp_path / "without") is None
+
+
+def test_a_real_group_counts_the_process_that_the_kernel_killed() -> None:
+    count = "from bench.machine.container import out_of_memory_kills; print(out_of_memory_kills())"
+    with memory_group() as group:
+        assert int(group.run("-c", count).stdout) == 0
+        group.limit(100_000_000)
+        assert group.run("-c", "bytearray(1_000_000_000)").returncode == -signal.SIGKILL
+        assert int(group.run("-c", count).stdout) == 1

@@ -1,10 +1,11 @@
-"""Races of real ranks: one with a slow loader, one with a rank that is killed, and one over a slow link."""
+"""Races of real ranks: with a slow loader, with a rank that is killed, over a slow link, and in little memory."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 from bench.analysis.race.race import RaceCase, race, race_suite
 from bench.analysis.race.report import sentence
 from bench.cli.main import run
+from bench.errors import CASE_FAILED, MISUSE
 from bench.rank.fault_injection import parse_fault
 from bench.session.case_args import CaseArgs, read_node
 from bench.session.session import open_session
 from bench.suite.plan import plan_suite
+from tests.bench.machine.limits.memory_group import MemoryGroup, memory_group
 from tests.support.netbox import BURST, LATENCY, netbox
 
 TINY = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp_width": 64, "vocabulary": 64, "sequence": 16}
@@ -84,3 +87,46 @@ def test_over_a_slow_link_the_rank_that_sends_nothing_wins(number: int, tmp_path
     assert process.returncode == 0
     assert choice["winner"] == "single"
     assert {case["case"]: case["outcome"] for case in choice["cases"]} == {"single": "done", "ddp": "dropped"}
+
+
+SHAPE = {**TINY, "layers": 4, "width": 512, "heads": 8, "kv_heads": 8, "mlp_width": 4096, "batch": 2}
+PARAMETERS_BYTES = 117_600_000
+"""Of SHAPE. With gradients and optimizer state, two ranks hold 8 times as much in ddp, and 4 times in fsdp."""
+WORDS = [word for name, size in SHAPE.items() for word in (f"--{name.replace('_', '-')}", str(size))]
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    with memory_group() as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_in_little_memory_the_case_with_the_smaller_states_wins(group: MemoryGroup, tmp_path: Path) -> None:
+    """The states of ddp would fit, but not with its processes: the kernel kills a rank."""
+    places = ["--runs", str(tmp_path / "runs"), "--store", f"sqlite:///{tmp_path / 'history.sqlite'}"]
+    steps = ["--ranks", "2", "--trials", "1", "--steps", "1", "--warm-up", "0", "--trace-steps", "0"]
+    fsdp_bytes = group.most_held_bytes("-m", "bench", "run", "fsdp", *WORDS, *steps, *places)
+    group.limit(fsdp_bytes + PARAMETERS_BYTES)
+    choose = ["-P", str(Path(__file__).with_name("short_choice.py")), str(tmp_path), json.dumps(SHAPE)]
+    for _ in range(3):
+        done = group.run(*choose, "ddp", "fsdp")
+        assert done.returncode == CASE_FAILED, done.stderr
+        choice = json.loads(done.stdout)
+        assert choice["winner"] == "fsdp"
+        assert choice["conclusion"] == "fsdp pays: no other case has run to the end"
+        cases = {case["case"]: case for case in choice["cases"]}
+        assert {name: case["outcome"] for name, case in cases.items()} == {"ddp": "failed", "fsdp": "done"}
+        assert " ran out of memory and was killed by the kernel (SIGKILL; its control " in cases["ddp"]["reason"]
+        assert group.pids() == []
+
+
+def test_a_case_that_the_memory_of_the_group_cannot_hold_is_refused(group: MemoryGroup, tmp_path: Path) -> None:
+    group.limit(7 * PARAMETERS_BYTES)
+    places = ["--runs", str(tmp_path / "runs"), "--store", f"sqlite:///{tmp_path / 'history.sqlite'}"]
+    done = group.run("-m", "bench", "choose", "ddp", "fsdp", "--shape", "tiny", *WORDS, "--ranks", "2", *places)
+    assert done.returncode == MISUSE
+    states = "ddp: parameters, gradients and optimizer state of 2 ranks take 0.9 GB, but available memory is only 0."
+    assert f"a race needs two cases that can run here, and 1 can: {states}" in done.stderr
+    assert not (tmp_path / "runs").exists()
