@@ -1,7 +1,7 @@
 """Simulate how often the steps of a watched job are said to be slower, with and without a slowdown.
 
-`python -m tests.bench.results.watched.slower_steps [JOBS]` prints the jobs of six hours without a change in which a window is
-requested, and after how many blocks a slowdown is seen; JOBS of each kind, by default 40 (10 minutes).
+`python -m tests.bench.results.watched.slower_steps [JOBS]` prints the jobs of six hours without a change in which a
+window is requested, and after how many blocks a slowdown is seen; JOBS of each kind, by default 40 (10 minutes).
 docs/reference/watched.md has the figures.
 """
 

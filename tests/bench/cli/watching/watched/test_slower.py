@@ -60,7 +60,7 @@ def test_a_lasting_slowdown_is_seen_once_with_its_size_and_its_first_step(make: 
 
 
 def test_a_job_that_is_noisy_from_its_start_does_not_hide_a_large_slowdown() -> None:
-    """tests/bench/results/watched/slower_steps.py counts more of them. With one probability for all sizes, 2 of these are seen."""
+    """`slower_steps.py` beside the made jobs counts more. With one probability for all sizes, 2 of these are seen."""
     seen = [blocks_until_seen(noisy_from_its_start(seed), 14) for seed in range(20)]
     assert sum(blocks is not None and blocks <= 9 for blocks in seen) >= 8
 
