@@ -38,7 +38,8 @@ class StoredPrediction:
     calibrations: the probe runs that gave its rates and links.
     step_low_s, step_high_s: its range; in model version 1, its 80 % interval.
     step_basis, interval_basis: the basis of both, in words.
-    compute_s, communication_s, exposed_s, bubble_s: as in `workloads.cost_models.step_time.StepTime`.
+    compute_s, communication_s, exposed_s, bubble_s, host_s: as in `workloads.cost_models.step_time.StepTime`; computing
+        is without the host's time.
     memory_bytes: of the rank that needs most, by part as in RUN_MEMORY_ACCOUNT_BYTES; `total` is the peak of a step.
     absent: the reason for each field that is None, and for the parts of memory that are missing, by name.
     """
@@ -54,6 +55,7 @@ class StoredPrediction:
     exposed_s: float | None = None
     bubble_s: float | None = None
     optimizer_s: float | None = None
+    host_s: float | None = None
     memory_bytes: dict[str, int] = field(default_factory=dict)
     step_basis: str = ""
     interval_basis: str = ""

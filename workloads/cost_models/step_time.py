@@ -24,12 +24,14 @@ class ComputeTime:
     """Compute time of a rank in one step, by phase.
 
     recomputed_s: part of backward that repeats forward; 0 where it is not known apart.
+    host_s: part of both in which the host prepares calls, equal for all blocks; 0 where it is not known apart.
     """
 
     forward_s: float
     backward_s: float
     optimizer_s: float = 0.0
     recomputed_s: float = 0.0
+    host_s: float = 0.0
 
     @property
     def step_s(self) -> float:

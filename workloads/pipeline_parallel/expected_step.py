@@ -3,7 +3,7 @@
 A rank computes its equal share. Without a pipeline, each transfer hides behind the phase that its strategy allows. A
 pipeline is simulated action by action: a stage takes as long as its blocks, head and collectives, and messages between
 stages delay the stages that wait for them.
-Not included: data loading and the host.
+Not included: data loading, and the host but for the part of computing that its caller knows.
 Not covered: messages that delay each other; a rank that holds more of a sequence's work than others.
 """
 
@@ -108,7 +108,8 @@ class _Stages:
     def _computing_s(self) -> dict[tuple[int, ActionKind], float]:
         """Return the time of each action of a stage for one microbatch; their sum is the compute time of all ranks.
 
-        Blocks take equally long, the head as long as its FLOPs, and the embedding no time. Where backward is halved,
+        Blocks take equally long, the head as long as its FLOPs, and the embedding no time. The host's time belongs to
+        blocks alone. Where backward is halved,
         each half takes as long as forward; the first stage passes on no gradient of its input, so torch computes all of
         its backward with the weights.
         """
@@ -116,6 +117,8 @@ class _Stages:
         blocks = counts(self.setup, pipeline.stages)
         head = 6 * shape.width * shape.vocabulary * shape.tokens / shape.flops_per_step()
         again_s = rerun_ratio(self.setup) * self.compute.forward_s
+        # Of forward; backward has as much, and once more where it repeats forward.
+        host_s = self.compute.host_s / (2 + rerun_ratio(self.setup))
         each = pipeline.ranks / pipeline.microbatches  # Share of a mean rank's time for one microbatch of all stages.
         every = checkpoint_every(self.setup)
         times: dict[tuple[int, ActionKind], float] = {}
@@ -124,8 +127,10 @@ class _Stages:
             first = sum(blocks[:stage])
             rerun = recomputed_count(range(first, first + count), every=every) if again_s else 0
             rerun_share = rerun / max(1, recomputed_count(range(shape.layers), every=every))
-            backward_s = each * (share * (self.compute.backward_s - again_s) + rerun_share * again_s)
-            times[stage, "forward"] = each * share * self.compute.forward_s
+            own_host_s = host_s * count / shape.layers
+            backward_s = share * (self.compute.backward_s - again_s - host_s) + own_host_s + rerun_share * again_s
+            backward_s *= each
+            times[stage, "forward"] = each * (share * (self.compute.forward_s - host_s) + own_host_s)
             if pipeline.schedule not in HALVED_BACKWARD:
                 times[stage, "backward"] = backward_s
                 continue

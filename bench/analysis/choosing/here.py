@@ -12,7 +12,7 @@ from bench.analysis.choosing.candidates import refuse_nothing
 from bench.analysis.choosing.ground import Ground
 from bench.analysis.choosing.setups import setups_of, whole_refusal
 from bench.analysis.prediction.forecast import reasons_for_no_step
-from bench.analysis.prediction.from_history import Place, history_calibration
+from bench.analysis.prediction.from_history import Place, history_rates
 from bench.case import Case, settle
 from bench.errors import Misuse
 from bench.machine.gpus import Gpu
@@ -41,9 +41,8 @@ def ground_here(
         refuse_nothing({base.strategy: setups_of(base, fixed) for base in bases})
     # One sweep measures what all strategies send.
     sent = tuple(dict.fromkeys(each.collective for case in possible for each in case.spec().transfers(case)))
-    rates = {
-        case.strategy: history_calibration(Place(case=case, hardware=hardware, also=sent), history) for case in possible
-    }
+    # Without the host's time, which would make strategies that have run look slower than those that have not.
+    rates = {case.strategy: history_rates(Place(case=case, hardware=hardware, also=sent), history) for case in possible}
     reasons = {case.strategy: list(reasons_for_no_step(case, rates[case.strategy])) for case in possible}
     known = [name for name, absent in reasons.items() if not absent]
     if not known:

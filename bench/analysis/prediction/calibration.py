@@ -88,6 +88,8 @@ class Calibration:
     links: the interconnect with its bandwidths at each corner, or why none is known. links_origin: where their range
         comes from.
     hiding: the hidden communication as a share of what the cost model allows; 1 if it was neither measured nor fitted.
+    pass_host: seconds of a rank's host for the forward, or the backward, of one block and one microbatch; None if
+        nothing shows them.
     rests_on: basis of the figures, for people. missing: each rate that was not measured, with the command that measures
         it.
     runs: the newest run of each probe that the rates rest on.
@@ -101,6 +103,7 @@ class Calibration:
     links: Mapping[Corner, Interconnect] | Absent
     links_origin: str
     hiding: Range
+    pass_host: Range | None = None
     rests_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ DECIDES_FROM = 0.2
 class Decision:
     """The fact that decides. share: of the step or of the available memory; None if nothing is known."""
 
-    about: Literal["memory", "compute", "communication", "bubble", "optimizer", "nothing"]
+    about: Literal["memory", "compute", "communication", "bubble", "optimizer", "host", "nothing"]
     share: float | None
     words: str
 
@@ -35,8 +35,8 @@ class Seconds:
 
     @property
     def compute_s(self) -> float:
-        """Forward and backward."""
-        return self.step.compute.forward_s + self.step.compute.backward_s
+        """Forward and backward, without the host's part."""
+        return self.step.compute.forward_s + self.step.compute.backward_s - self.step.compute.host_s
 
 
 def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
@@ -45,10 +45,11 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
         return _memory(case, memory)
     if step is None:
         return Decision(about="nothing", share=None, words="the memory is sufficient; the step is unknown")
-    parts: dict[Literal["communication", "bubble", "optimizer"], float] = {
+    parts: dict[Literal["communication", "bubble", "optimizer", "host"], float] = {
         "communication": step.step.exposed_s,
         "bubble": step.step.bubble_s,
         "optimizer": step.step.compute.optimizer_s,
+        "host": step.step.compute.host_s,
     }
     about = max(parts, key=lambda name: parts[name])
     share = parts[about] / step.step.step_s
@@ -63,6 +64,10 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
     if about == "bubble":
         return Decision(
             about=about, share=share, words=f"{_pipeline(case)} idle in their bubble for {whole_percent(share)}"
+        )
+    if about == "host":
+        return Decision(
+            about=about, share=share, words=f"the host takes {whole_percent(share)} of the step beyond computing"
         )
     words = f"the optimizer, which reads and writes memory only, is {whole_percent(share)} of the step"
     return Decision(about="optimizer", share=share, words=words)

@@ -1,9 +1,9 @@
 """Forecasts a case: its memory, its step by part with intervals, and the fact that decides; torch-free and quick.
 
-The parts of a step are computing, exposed communication by level, a pipeline's bubble and the optimizer. Each part
-names the page of docs/cost_models that describes its model. Intervals come from the ranges of the rates
+The parts of a step are computing, exposed communication by level, a pipeline's bubble, the optimizer and, on a CPU, the
+host. Each part names the page of docs/cost_models that describes its model. Intervals come from the ranges of the rates
 (`bench.analysis.prediction.calibration`): the step is computed with all rates at the low ends, and again at the high
-ends. They do not cover what the models leave out, for example a host that is too slow to launch kernels.
+ends. They do not cover what the models leave out, for example a host that is too slow to launch kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -311,7 +311,53 @@ def compute_at(
         attention_s=work.attention.flops / calibration.attention_rate(work.attention.size, corner) / ranks,
         elementwise_s=moved / calibration.memory.at(corner) / ranks,
     )
-    return compute_of(forward, recomputed_of(case) if recomputed is None else recomputed)
+    compute = compute_of(forward, recomputed_of(case) if recomputed is None else recomputed)
+    if calibration.pass_host is None:
+        return compute
+    # The ends of a time are the opposite ends of a rate.
+    pass_s = {"low": calibration.pass_host.high, "high": calibration.pass_host.low}.get(
+        corner, calibration.pass_host.value
+    )
+    return _with_host(compute, case, pass_s)
+
+
+def _with_host(compute: ComputeTime, case: Case, pass_s: float) -> ComputeTime:
+    """Add the host's time to both phases; a block that backward computes again is one more pass."""
+    forward_s, again_s = pass_s * _passes(case), pass_s * _passes(case) * rerun_ratio(case)
+    return replace(
+        compute,
+        forward_s=compute.forward_s + forward_s,
+        backward_s=compute.backward_s + forward_s + again_s,
+        host_s=2 * forward_s + again_s,
+    )
+
+
+def _passes(case: Case) -> float:
+    """Return how often a mean rank computes forward of a block in a step."""
+    pipeline = case.spec().pipeline(case)
+    return case.shape.layers * microbatch_count(case) / (1 if pipeline is None else pipeline.ranks)
+
+
+def pass_host_s(case: Case, calibration: Calibration, step_s: float) -> float | None:
+    """Return the host time of a pass that explains a measured step; 0 if the step took no longer than predicted.
+
+    None if no step is predicted. What the step took beyond the prediction is all of the host's time, and more of it is
+    never assumed: communication that it might hide as well could be a link slower than its rate.
+    """
+    if why_no_step(case, calibration) is not None:
+        return None
+
+    def predicted_s(pass_s: float) -> float:
+        rates = replace(calibration, pass_host=Range(value=pass_s, low=pass_s, high=pass_s, origin=""))
+        return _step(case, rates, "value", work_of(case), optimizer_bytes(case), None).step.step_s
+
+    without_s = predicted_s(0.0)
+    if step_s <= without_s:
+        return 0.0
+    beyond_s = step_s - without_s
+    pass_s = beyond_s / (_passes(case) * (2 + rerun_ratio(case)))
+    # In a pipeline other ranks wait for each pass, so that the step grows by more than one rank's passes.
+    return pass_s * beyond_s / max(beyond_s, predicted_s(pass_s) - without_s)
 
 
 def recomputed_of(case: Case) -> Recomputed:
@@ -376,7 +422,7 @@ def _parts(
     if case.spec().pipeline(case) is not None:
         yield part("bubble", _range({corner: each.step.bubble_s for corner, each in steps.items()}, origin))
     yield part("optimizer", _optimizer(calibration, steps, moved_bytes))
-    yield part("host", _host(case))
+    yield part("host", _host(case, calibration, steps))
 
 
 def _optimizer(
@@ -389,9 +435,15 @@ def _optimizer(
     return _range({corner: each.step.compute.optimizer_s for corner, each in steps.items()}, calibration.memory.origin)
 
 
-def _host(case: Case) -> Absent:
+def _host(case: Case, calibration: Calibration, steps: Mapping[Corner, Seconds]) -> Range | Absent:
+    if calibration.pass_host is not None:
+        seconds = {corner: each.step.compute.host_s for corner, each in steps.items()}
+        return _range(seconds, calibration.pass_host.origin)
     if case.device == "cpu":
-        return Absent(reason="ranks on a CPU compute on the host itself")
+        return Absent(
+            reason=f"no other case of {case.strategy} on this mesh shows what steps take beyond the cost models; a run"
+            " with another --batch does"
+        )
     return Absent(
         reason=f"no model has the time of launches and of data; `observatory run {case.strategy}` on the machine shows"
         " it as idle"

@@ -1,9 +1,9 @@
 """Calibrates a forecast from the history: the rates that runs on the same hardware reached.
 
 Products take their rates from `matmul`, element-wise kernels and the optimizer from `copies`, and transfers from
-`collectives`; the hidden share of communication comes from runs of the same strategy. Each range spans all trials. A
-rate that no run measured is reported with the command that measures it; on a GPU, the data sheet's rate replaces it
-(`bench.analysis.prediction.calibration`).
+`collectives`; the hidden share of communication comes from runs of the same strategy, and on a CPU also the host's
+time. Each range spans all trials. A rate that no run measured is reported with the command that measures it; on a GPU,
+the data sheet's rate replaces it (`bench.analysis.prediction.calibration`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.analysis.prediction.calibration import (
     sheet_links,
     sheet_rates,
 )
-from bench.analysis.prediction.forecast import hidden_ratio
+from bench.analysis.prediction.forecast import hidden_ratio, pass_host_s
 from bench.case import Case, options_set, written
 from bench.errors import plural
 from bench.machine.machine import gpu_named
@@ -39,7 +39,7 @@ from bench.store.hardware_baselines import no_run_alike, runs_alike
 from bench.store.links import Runs, bandwidth_spread, find_links
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_COPY_BANDWIDTH, RUN_MATMUL_FLOPS
-from collectors.metrics.results import RUN_OVERLAP_RATIO
+from collectors.metrics.results import RUN_OVERLAP_RATIO, RUN_STEP_SECONDS
 from workloads.core.precision_options import is_fp8
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect
@@ -51,6 +51,8 @@ COPIES: Mapping[str, str] = {"cpu": "memory_copy", "cuda": "device_copy"}
 """The kind of copy, by device, that reads and writes memory like element-wise kernels."""
 LIKE_RUNS = 50
 """Number of the strategy's newest runs that are searched for hidden communication."""
+HOST_RUNS = 10
+"""Number of the newest like runs that show the host's time."""
 LEAST_HIDDEN = 0.05
 """If the cost model hides less than this share, a run does not show how much of it is reached."""
 
@@ -74,6 +76,15 @@ def history_calibration(place: Place, history: Runs, machine: PlannedMachine | N
 
     Raises:
         InfrastructureFailed: the history cannot be read.
+    """
+    return _with_host(place, history, history_rates(place, history, machine))
+
+
+def history_rates(place: Place, history: Runs, machine: PlannedMachine | None = None) -> Calibration:
+    """Return the same without the host's time, which a strategy has only after a run.
+
+    Raises:
+        InfrastructureFailed: as `history_calibration`.
     """
     calibration = _without_hiding(place, history, machine)
     if not can_hide(place.case):
@@ -286,6 +297,57 @@ def _reached(run: Summary, calibration: Calibration) -> list[float]:
         return []
     (measured, *_) = of_metric(run.estimates, RUN_OVERLAP_RATIO)
     return [min(1.0, measured.median / allowed)]
+
+
+# Host time: what runs of the same strategy took beyond the model
+
+
+def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibration:
+    """Return the rates with the host's time on a CPU, where Python and small operators take the cores of the products.
+
+    Like runs have the same strategy, mesh, backend, precision and hardware. They are of other cases, because a case
+    that has run would be predicted by its own step.
+    """
+    case = place.case
+    if case.device != "cpu" or case.model is None:
+        return calibration
+    like = [
+        (run, step)
+        for run in history.runs(LIKE_RUNS, strategy=case.strategy)
+        if (run.outcome, run.hardware, run.drill) == ("done", place.hardware, None) and _is_alike(run.case, case)
+        for step in of_metric(run.estimates, RUN_STEP_SECONDS)
+    ]
+    values: list[float] = []
+    ends: list[float] = []
+    trials = 0
+    for run, step in like[:HOST_RUNS]:
+        steps_s = (step.median, min(step.trials), max(step.trials))
+        passes = [pass_host_s(run.case, calibration, step_s) for step_s in steps_s]
+        known = [pass_s for pass_s in passes if pass_s is not None]
+        values += known[:1]
+        ends += known
+        trials += len(step.trials) if known else 0
+    if not values:
+        return calibration
+    origin = _range_words(len(values), trials, case.strategy)
+    host = Range(value=median(values), low=min(ends), high=max(ends), origin=origin)
+    low, value, high = (digits(1e3 * each) for each in (host.low, host.value, host.high))
+    return replace(
+        calibration,
+        pass_host=host,
+        rests_on=(
+            *calibration.rests_on,
+            f"host: {value} ms [{low}, {high}] for forward or backward of a block and microbatch, which is what steps"
+            f" took beyond the cost models, {origin}",
+        ),
+    )
+
+
+def _is_alike(run: Case, case: Case) -> bool:
+    """Whether the run is of another case, whose ranks make the same calls for a block on as many cores."""
+    names = ("nodes", "threads", "device", "backend", "precision")
+    is_same = all(getattr(run, name) == getattr(case, name) for name in names)
+    return is_same and run.spec().mesh(run) == case.spec().mesh(case) and run.key() != case.key()
 
 
 def _no_like_run(case: Case, hiding: Range) -> str:

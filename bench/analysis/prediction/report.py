@@ -114,13 +114,14 @@ def step_lines(predicted: Fit) -> Iterator[str]:
     tokens = predicted.case.shape.tokens / step.step_s
     bubble = f"a bubble of {time_words(step.bubble_s)}, " if step.bubble_s else ""
     optimizer = f"an optimizer of {time_words(step.compute.optimizer_s)}, " if step.compute.optimizer_s else ""
-    compute_s = step.compute.forward_s + step.compute.backward_s
+    host = f"the host {time_words(step.compute.host_s)}, " if step.compute.host_s else ""
+    compute_s = step.compute.forward_s + step.compute.backward_s - step.compute.host_s
     computing, exposed, sent = map(time_words, (compute_s, step.exposed_s, step.communication_s))
     # A rank of a pipeline also waits for messages between other ranks.
     what = f"{sent} in all" if step.exposed_s <= step.communication_s else f"a rank's own takes {sent}"
     yield (
-        f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {optimizer}{bubble}"
-        f"and {exposed} of exposed communication ({what})"
+        f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {host}{optimizer}"
+        f"{bubble}and {exposed} of exposed communication ({what})"
     )
     shown = f"absent: {ratio.reason}" if isinstance(ratio, Absent) else readable(ratio, "ratio")
     yield f"expected MFU: {shown}"

@@ -65,7 +65,7 @@ def test_the_parts_add_up_to_the_step_that_show_predicts(strategy: str, history:
     assert (stored.bubble_s or 0) > 0 or strategy == "ddp"
     assert (stored.optimizer_s or 0) > 0
     assert stored.calibrations == ("matmul-a", "copies-a", "sweep")
-    assert stored.model_version == MODEL_VERSION == 2
+    assert stored.model_version == MODEL_VERSION == 3
 
 
 def test_without_the_bandwidth_of_memory_a_cpu_has_no_step_and_says_what_measures_it(history: History) -> None:

@@ -53,7 +53,7 @@ def make(strategy: str, nodes: int, options: Mapping[str, object], *, is_calibra
             nodes=nodes,
             options=parse_options(find_spec(strategy), words),
             trials=1,
-            steps=1 if is_calibrating else 3,
+            steps=3,
             warm_up=2,
             trace_steps=int(is_calibrating),
         )

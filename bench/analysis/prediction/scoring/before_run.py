@@ -26,7 +26,17 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.step_time import StepTime
 from workloads.options import microbatch_count
 
-_TIMES = ("step_s", "step_low_s", "step_high_s", "compute_s", "communication_s", "exposed_s", "bubble_s", "optimizer_s")
+_TIMES = (
+    "step_s",
+    "step_low_s",
+    "step_high_s",
+    "compute_s",
+    "communication_s",
+    "exposed_s",
+    "bubble_s",
+    "optimizer_s",
+    "host_s",
+)
 _NO_RANGE = "no calibration has more than one trial"
 
 
@@ -57,17 +67,21 @@ def predict_run(case: Case, hardware: str, history: History | Absent) -> StoredP
     optimizer_s = forecast.optimizer_s
     if isinstance(optimizer_s, Absent):
         absent["optimizer_s"] = optimizer_s.reason
+    (host_s,) = (part.seconds for part in forecast.parts if part.name == "host")
+    if isinstance(host_s, Absent):
+        absent["host_s"] = host_s.reason
     return replace(
         predicted,
         calibrations=forecast.calibration.runs,
         step_s=step.step_s,
         step_low_s=step_s.low if has_range else None,
         step_high_s=step_s.high if has_range else None,
-        compute_s=step.compute.forward_s + step.compute.backward_s,
+        compute_s=step.compute.forward_s + step.compute.backward_s - step.compute.host_s,
         communication_s=step.communication_s,
         exposed_s=step.exposed_s,
         bubble_s=step.bubble_s,
         optimizer_s=None if isinstance(optimizer_s, Absent) else optimizer_s.value,
+        host_s=None if isinstance(host_s, Absent) else host_s.value,
         step_basis=_basis(forecast, step),
         interval_basis=step_s.origin if has_range else "",
         absent=absent,
@@ -124,9 +138,12 @@ def _forecast(case: Case, hardware: str, history: History) -> StepForecast:
 
 def _basis(forecast: StepForecast, step: StepTime) -> str:
     """Return the parts of a step and the basis of its rates, for people."""
-    parts = [f"{_words(step.compute.forward_s + step.compute.backward_s)} of computing"]
-    if step.compute.optimizer_s:
-        parts.append(f"{_words(step.compute.optimizer_s)} of optimizer")
+    compute = step.compute
+    parts = [f"{_words(compute.forward_s + compute.backward_s - compute.host_s)} of computing"]
+    if compute.optimizer_s:
+        parts.append(f"{_words(compute.optimizer_s)} of optimizer")
+    if compute.host_s:
+        parts.append(f"{_words(compute.host_s)} of host")
     if step.bubble_s > 0:
         parts.append(f"{_words(step.bubble_s)} of bubble")
     if step.communication_s:
