@@ -303,6 +303,12 @@ sys.stdin.read()
 """
 
 
+def _stop(process: subprocess.Popen[Any]) -> None:
+    """Stop all threads of a child; the signal alone is not awaited, so that they may still answer after it."""
+    process.send_signal(signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+
+
 def test_a_store_whose_host_hangs_drops_the_window_and_the_next_one_is_taken_once_it_answers(tmp_path: Path) -> None:
     import torch.distributed as dist
 
@@ -313,7 +319,7 @@ def test_a_store_whose_host_hangs_drops_the_window_and_the_next_one_is_taken_onc
         bounded = BoundedStore(most_s=0.2).around(client)
         rank = FakeRank(tmp_path, 0, 2, bounded)  # type: ignore[arg-type]
         try:
-            host.send_signal(signal.SIGSTOP)
+            _stop(host)
             _ask(tmp_path)
             rank.step(11)  # Its own number waits.
             assert _written(tmp_path, "window.json")["dropped"].endswith("the job's store did not answer within 0.2 s")
@@ -361,7 +367,7 @@ def test_an_answer_of_the_store_that_comes_when_the_process_ends_does_not_abort_
         port = host.stdout.readline().strip()
         with subprocess.Popen([*words, STORE_CLIENT, port], env=_environment(), **pipes) as client:  # type: ignore[call-overload]
             assert client.stdout.readline() == "connected\n"
-            host.send_signal(signal.SIGSTOP)
+            _stop(host)
             try:
                 client.stdin.write("\n")
                 client.stdin.flush()
