@@ -148,6 +148,11 @@ def test_without_a_like_run_the_host_is_absent_and_says_what_shows_it(history: H
     other_mesh = replace(like, options={**like.options, "tensor_ranks": 1, "pipeline_ranks": 2})
     unlike = {
         "itself": (replace(case, steps=99), {}),
+        "itself, saving": (replace(case, save_every=5), {}),
+        "saving": (replace(like, save_every=5, save_mode="async"), {}),
+        "itself, older": (replace(case, version=case.version - 1), {}),
+        "compiled": (replace(like, options={**like.options, "compile": "default"}), {}),
+        "drill": (like, {"drill": "slow@1:7"}),
         "mesh": (other_mesh, {}),
         "precision": (replace(like, precision="bf16"), {}),
         "threads": (replace(like, threads=2), {}),
