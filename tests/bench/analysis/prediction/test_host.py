@@ -164,8 +164,8 @@ def test_without_a_like_run_the_host_is_absent_and_says_what_shows_it(history: H
     host = host_of(predicted(case, history))
     assert isinstance(host, Absent)
     assert host.reason == (
-        "no other case of three_d on this mesh shows what steps take beyond the cost models; a run with another --batch"
-        " does"
+        "no run of another case of three_d on this mesh, in fp32 with 1 thread per rank, shows what steps take beyond"
+        " the cost models; `observatory run three_d` with the same options but another --batch does"
     )
     add_run(history, like, 9.0, run="alike")
     assert isinstance(host_of(predicted(case, history)), Range)
@@ -185,7 +185,8 @@ def test_the_host_decides_where_it_takes_most(history: History) -> None:
     case, like = case_of("single", 1), case_of("single", 1, batch=LIKE_BATCH)
     add_run(history, like, without_host_s(like, history) + 9 * without_host_s(case, history))
     decides = shown(case, history).decides
-    assert (decides.about, decides.words) == ("host", "the host takes 90 % of the step beyond computing")
+    words = "the host's time, which earlier runs took beyond the cost models, is 90 % of the step"
+    assert (decides.about, decides.words) == ("host", words)
 
 
 def test_what_is_stored_before_a_run_has_the_host_apart(history: History) -> None:
