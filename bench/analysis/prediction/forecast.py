@@ -397,9 +397,12 @@ def _range(seconds: Mapping[Corner, float], origin: str) -> Range:
 
 def _origin(calibration: Calibration) -> str:
     assert not isinstance(calibration.products, Absent), "a step has a rate"
+    assert not isinstance(calibration.memory, Absent), "a step has this rate as well"
     origins = [calibration.products[0][1].origin]
     if not isinstance(calibration.links, Absent):
         origins.append(calibration.links_origin)
+    of_others = (calibration.memory, calibration.pass_host)
+    origins += [each.origin for each in of_others if each is not None and each.low < each.high]
     return "; ".join(dict.fromkeys(origins))
 
 

@@ -122,6 +122,9 @@ def test_the_range_is_that_of_the_steps_of_all_like_runs(history: History) -> No
         "host: 31.2 ms [18.8, 56.2] for forward or backward of a block and microbatch, which is what steps took beyond"
         " the cost models, range of 9 trials in 3 runs of single"
     )
+    origin = predicted(case, history).step_s
+    assert isinstance(origin, Range)
+    assert origin.origin == "range of 1 trial in 1 run of matmul; range of 9 trials in 3 runs of single"
 
 
 def test_a_step_that_took_no_longer_than_the_cost_models_has_no_time_of_the_host(history: History) -> None:
