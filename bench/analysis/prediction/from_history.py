@@ -320,6 +320,7 @@ def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibra
     values: list[float] = []
     ends: list[float] = []
     trials = 0
+    runs: list[str] = []
     for run, step in like[:HOST_RUNS]:
         steps_s = (step.median, min(step.trials), max(step.trials))
         passes = [pass_host_s(run.case, calibration, step_s) for step_s in steps_s]
@@ -327,6 +328,7 @@ def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibra
         values += known[:1]
         ends += known
         trials += len(step.trials) if known else 0
+        runs += [run.run] if known else []
     if not values:
         return calibration
     origin = _range_words(len(values), trials, case.strategy)
@@ -335,6 +337,7 @@ def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibra
     return replace(
         calibration,
         pass_host=host,
+        runs=(*calibration.runs, *runs[:1]),
         rests_on=(
             *calibration.rests_on,
             f"host: {value} ms [{low}, {high}] for forward or backward of a block and microbatch, which is what steps"

@@ -205,6 +205,7 @@ def test_what_is_stored_before_a_run_has_the_host_apart(history: History) -> Non
     assert sum(part or 0.0 for part in parts) == pytest.approx(stored.step_s)
     assert stored.compute_s == pytest.approx(before.compute_s)
     assert " of host, " in stored.step_basis
+    assert stored.calibrations[-1] == "like"
 
 
 def test_choose_compares_setups_without_the_host_which_only_those_that_ran_have(history: History) -> None:
