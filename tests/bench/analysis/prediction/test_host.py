@@ -14,11 +14,13 @@ from bench.analysis.prediction.calibration import Range
 from bench.analysis.prediction.forecast import Forecast, StepForecast, forecast, step_forecast
 from bench.analysis.prediction.from_history import Place, history_calibration, history_rates
 from bench.analysis.prediction.memory import memory_within
-from bench.analysis.prediction.scoring.before_run import predict_run
+from bench.analysis.prediction.scoring.before_run import predict_run, predicted_steps
 from bench.case import Case
 from bench.machine.machine import hardware_here
 from bench.results.estimate import estimate
+from bench.store.hardware_baselines import PredictedStep
 from bench.store.history import History
+from bench.store.prediction import errors_of
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.calibrations import add_copies, add_matmul, add_sweep
 from tests.bench.made.examples import make_case, make_machine, make_summary
@@ -206,6 +208,13 @@ def test_what_is_stored_before_a_run_has_the_host_apart(history: History) -> Non
     assert stored.compute_s == pytest.approx(before.compute_s)
     assert " of host, " in stored.step_basis
     assert stored.calibrations[-1] == "like"
+    summary = make_summary("run", case=case, hardware=HARDWARE, prediction=stored)
+    (shown,) = [part for part in errors_of(summary) if part.name == "host"]
+    assert (shown.predicted, shown.measured, shown.error) == (stored.host_s, None, None)
+    step, now = (predicted_steps([each], history)[each.run] for each in (summary, replace(summary, prediction=None)))
+    assert isinstance(step, PredictedStep)
+    assert step == now
+    assert step.has_host
 
 
 def test_choose_compares_setups_without_the_host_which_only_those_that_ran_have(history: History) -> None:
