@@ -190,6 +190,8 @@ def _lost_forkserver(ends: Sequence[RankEnd], *, is_only_node: bool) -> FailureC
         return None
     whose = "all ranks" if is_only_node else f"ranks {listed(end.rank for end in ends)}"
     text = f"the forkserver, from which {whose} are forked, is gone"
+    if ends[0].memory_kills:
+        text += f": its node ran out of memory, and the kernel killed it or a rank (SIGKILL{_limit_words(ends[0])})"
     return FailureCause(kind="agent", rank=None, step=None, text=text)
 
 
@@ -275,10 +277,12 @@ def _killed_words(end: RankEnd) -> str:
         return f"rank {end.rank} was killed by {name}"
     if end.memory_kills is None:
         return f"rank {end.rank} was killed by {name} (possibly by the kernel's out-of-memory killer)"
-    limit = (
-        "" if end.memory_limit_bytes is None else f"; its control group may use {size_words(end.memory_limit_bytes)}"
-    )
-    return f"rank {end.rank} ran out of memory and was killed by the kernel ({name}{limit})"
+    return f"rank {end.rank} ran out of memory and was killed by the kernel ({name}{_limit_words(end)})"
+
+
+def _limit_words(end: RankEnd) -> str:
+    """Return how much memory the rank's control group may use, as the end of a list; "" without a limit."""
+    return "" if end.memory_limit_bytes is None else f"; its control group may use {size_words(end.memory_limit_bytes)}"
 
 
 def _numbers(ends: list[RankEnd], ranks: int) -> str:

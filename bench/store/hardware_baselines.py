@@ -249,10 +249,11 @@ def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedStep:
-    """Predicted time of a step. basis: its parts and sources, in words."""
+    """Predicted time of a step. basis: its parts and sources, in words. has_host: whether one is the host's time."""
 
     step_s: float
     basis: str
+    has_host: bool = False
 
 
 # All references at once

@@ -116,6 +116,8 @@ def _times(summary: Summary) -> Iterator[PartError]:
             of=step_s,
             why_absent=stored.absent.get(field),
         )
+    # A trace has it as computing (slow small operators) and as idle (Python).
+    yield PartError(name="host", unit="seconds", predicted=stored.host_s, measured=None, of=step_s)
 
 
 def _predicted(stored: StoredPrediction, field: str) -> float | None:

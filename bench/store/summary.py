@@ -35,7 +35,7 @@ class StoredPrediction:
     """The cost models' prediction of a run before its first trial, from the history at that time.
 
     model_version: see `bench.store.prediction.MODEL_VERSION`. predicted_ns: Unix time.
-    calibrations: the probe runs that gave its rates and links.
+    calibrations: the probe runs that gave its rates and links, and the newest run that gave the host's time.
     step_low_s, step_high_s: its range; in model version 1, its 80 % interval.
     step_basis, interval_basis: the basis of both, in words.
     compute_s, communication_s, exposed_s, bubble_s, host_s: as in `workloads.cost_models.step_time.StepTime`; computing

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.analysis.choosing.candidates import refuse_nothing
-from bench.analysis.choosing.ground import Ground
+from bench.analysis.choosing.ground import ORIGIN, Ground
 from bench.analysis.choosing.setups import setups_of, whole_refusal
 from bench.analysis.prediction.forecast import reasons_for_no_step
 from bench.analysis.prediction.from_history import Place, history_rates
@@ -20,6 +20,8 @@ from bench.machine.machine import hardware_here
 from bench.machine.preflight import available_bytes
 from bench.store.links import Runs
 from workloads.spec import Device, OptionValue
+
+NO_HOST = "a CPU's host time, which only strategies that have run have, is left out"
 
 
 def ground_here(
@@ -57,6 +59,7 @@ def ground_here(
         machine=None,
         calibration=rates[fullest],
         by_strategy=rates,
+        origin=f"{ORIGIN}; {NO_HOST}" if first.device == "cpu" else ORIGIN,
     )
 
 

@@ -150,7 +150,8 @@ def closing(ranking: Ranking) -> str:
             f" ({best.case.strategy} {_over(best, next(each for each in equals if each.case.strategy == names[0]))})"
         )
         if least is not None:
-            line += f"; {least.case.strategy} needs the least memory, {readable(least.memory.total_bytes, 'bytes')}"
+            size = readable(least.memory.total_bytes, "bytes")
+            line += f"; of these, {least.case.strategy} needs the least memory, {size}"
         slower = [each for each in others if each not in equals]
         if slower:
             line += f"; all beat {slower[0].case.strategy}" if speed_ratio(equals[-1], slower[0]).low > 1 else ""

@@ -92,7 +92,7 @@ class Calibration:
         nothing shows them.
     rests_on: basis of the figures, for people. missing: each rate that was not measured, with the command that measures
         it.
-    runs: the newest run of each probe that the rates rest on.
+    runs: the newest run of each probe that the rates rest on, and the newest that shows the host's time.
     """
 
     name: str

@@ -66,9 +66,9 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
             about=about, share=share, words=f"{_pipeline(case)} idle in their bubble for {whole_percent(share)}"
         )
     if about == "host":
-        return Decision(
-            about=about, share=share, words=f"the host takes {whole_percent(share)} of the step beyond computing"
-        )
+        percent = whole_percent(share)
+        words = f"the host's time, which earlier runs took beyond the cost models, is {percent} of the step"
+        return Decision(about=about, share=share, words=words)
     words = f"the optimizer, which reads and writes memory only, is {whole_percent(share)} of the step"
     return Decision(about="optimizer", share=share, words=words)
 

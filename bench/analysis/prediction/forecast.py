@@ -24,6 +24,7 @@ from bench.analysis.prediction.decision import Decision, Seconds, decide
 from bench.analysis.prediction.exposed import ExposedTransfer, exposed_transfers
 from bench.analysis.prediction.memory import MemoryFit, memory_fit
 from bench.case import Case
+from bench.errors import plural
 from bench.machine.machines.machine_file import PlannedMachine
 from bench.results.mfu import Peak, mfu
 from workloads.core.precision_options import gradient_bytes, is_master_kept, stream_bytes
@@ -396,9 +397,12 @@ def _range(seconds: Mapping[Corner, float], origin: str) -> Range:
 
 def _origin(calibration: Calibration) -> str:
     assert not isinstance(calibration.products, Absent), "a step has a rate"
+    assert not isinstance(calibration.memory, Absent), "a step has this rate as well"
     origins = [calibration.products[0][1].origin]
     if not isinstance(calibration.links, Absent):
         origins.append(calibration.links_origin)
+    of_others = (calibration.memory, calibration.pass_host)
+    origins += [each.origin for each in of_others if each is not None and each.low < each.high]
     return "; ".join(dict.fromkeys(origins))
 
 
@@ -441,8 +445,9 @@ def _host(case: Case, calibration: Calibration, steps: Mapping[Corner, Seconds])
         return _range(seconds, calibration.pass_host.origin)
     if case.device == "cpu":
         return Absent(
-            reason=f"no other case of {case.strategy} on this mesh shows what steps take beyond the cost models; a run"
-            " with another --batch does"
+            reason=f"no run of another case of {case.strategy} on this mesh, in {case.precision} with"
+            f" {plural(case.threads, 'thread')} per rank, shows what steps take beyond the cost models;"
+            f" `observatory run {case.strategy}` with the same options but another --batch does"
         )
     return Absent(
         reason=f"no model has the time of launches and of data; `observatory run {case.strategy}` on the machine shows"

@@ -305,8 +305,8 @@ def _reached(run: Summary, calibration: Calibration) -> list[float]:
 def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibration:
     """Return the rates with the host's time on a CPU, where Python and small operators take the cores of the products.
 
-    Like runs have the same strategy, mesh, backend, precision and hardware. They are of other cases, because a case
-    that has run would be predicted by its own step.
+    Like runs have the same strategy in the same version, mesh, backend, precision and hardware. They are of other
+    cases, because a case that has run would be predicted by its own step.
     """
     case = place.case
     if case.device != "cpu" or case.model is None:
@@ -320,6 +320,7 @@ def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibra
     values: list[float] = []
     ends: list[float] = []
     trials = 0
+    runs: list[str] = []
     for run, step in like[:HOST_RUNS]:
         steps_s = (step.median, min(step.trials), max(step.trials))
         passes = [pass_host_s(run.case, calibration, step_s) for step_s in steps_s]
@@ -327,6 +328,7 @@ def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibra
         values += known[:1]
         ends += known
         trials += len(step.trials) if known else 0
+        runs += [run.run] if known else []
     if not values:
         return calibration
     origin = _range_words(len(values), trials, case.strategy)
@@ -335,6 +337,7 @@ def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibra
     return replace(
         calibration,
         pass_host=host,
+        runs=(*calibration.runs, *runs[:1]),
         rests_on=(
             *calibration.rests_on,
             f"host: {value} ms [{low}, {high}] for forward or backward of a block and microbatch, which is what steps"
@@ -344,10 +347,15 @@ def _with_host(place: Place, history: Runs, calibration: Calibration) -> Calibra
 
 
 def _is_alike(run: Case, case: Case) -> bool:
-    """Whether the run is of another case, whose ranks make the same calls for a block on as many cores."""
-    names = ("nodes", "threads", "device", "backend", "precision")
+    """Whether the run is of another case, whose ranks make the same calls for a block on as many cores.
+
+    A run that saves checkpoints is not: saving may slow its steps, and its case may be the same otherwise.
+    """
+    names = ("version", "nodes", "threads", "device", "backend", "precision")
     is_same = all(getattr(run, name) == getattr(case, name) for name in names)
-    return is_same and run.spec().mesh(run) == case.spec().mesh(case) and run.key() != case.key()
+    is_same &= run.options.get("compile", "none") == case.options.get("compile", "none")
+    is_other = run.save_every is None and run.key() != replace(case, save_every=None).key()
+    return is_same and is_other and run.spec().mesh(run) == case.spec().mesh(case)
 
 
 def _no_like_run(case: Case, hiding: Range) -> str:

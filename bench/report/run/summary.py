@@ -286,7 +286,8 @@ def _page(
             yield from all_notes(summary)
             step, name = predicted.get(summary.run), summary.case.title
             if isinstance(step, PredictedStep):
-                yield f"{name}: the predicted step is {step.basis}; data and the host are left out"
+                left_out = "loading data is" if step.has_host else "data and the host are"
+                yield f"{name}: the predicted step is {step.basis}; {left_out} left out"
             elif step is not None:
                 yield f"{name}: the predicted step is absent: {step.reason}"
         yield from interval_notes(summaries)

@@ -248,6 +248,22 @@ def test_a_lost_forkserver_is_no_ranks_doing() -> None:
     assert (cause.kind, cause.rank) == ("agent", None)
 
 
+def test_a_forkserver_is_lost_for_lack_of_memory_if_the_kernel_counts_a_kill() -> None:
+    lost = tuple(
+        replace(_end(rank, code=255, has_result=False), memory_kills=1, memory_limit_bytes=3 << 30) for rank in (0, 1)
+    )
+    cause = _root_cause(lost, FOLDER)
+    assert cause is not None
+    assert cause.text == (
+        "the forkserver, from which all ranks are forked, is gone: its node ran out of memory, and the kernel killed it"
+        " or a rank (SIGKILL; its control group may use 3 GiB)"
+    )
+    none_killed = tuple(replace(end, memory_kills=0) for end in lost)
+    cause = _root_cause(none_killed, FOLDER)
+    assert cause is not None
+    assert cause.text.endswith(" is gone")
+
+
 def test_a_forkserver_lost_on_one_of_several_nodes_is_no_ranks_doing() -> None:
     lost = tuple(_end(rank, code=255, has_result=False, at_s=2.0) for rank in (2, 3))
     cause = _joint_cause((_lost_peer(0), _lost_peer(1, at_s=1.0)), lost)

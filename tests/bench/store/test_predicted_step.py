@@ -158,6 +158,11 @@ def test_a_table_shows_the_predicted_step_below_the_measured_one(has_details: bo
     assert (note in lines) == has_details
 
 
+def test_details_say_what_the_predicted_step_leaves_out() -> None:
+    lines = _shown(_run(), PredictedStep(step_s=0.4, basis="300 ms of host", has_host=True), has_details=True)
+    assert "ddp on 2: the predicted step is 300 ms of host; loading data is left out" in lines
+
+
 def test_a_step_that_cannot_be_predicted_is_absent_with_its_reason_in_the_details() -> None:
     absent = Absent(reason="no matmul run")
     assert not any("predicted" in line for line in _shown(_run(), absent, has_details=False))

@@ -116,6 +116,9 @@ def test_the_range_takes_all_rates_at_their_lowest_and_at_their_highest_trial(hi
     assert 0 < products_s < stored.compute_s
     assert stored.step_s - stored.step_low_s == pytest.approx(products_s * (1 - 1 / 1.1))
     assert stored.interval_basis == "range of 3 trials in 1 run of matmul"
+    add_copies(history, case, HARDWARE, run="copies-b", rates=(0.9e10, 1e10))
+    of_both = "range of 3 trials in 1 run of matmul; range of 3 trials in 2 runs of copies"
+    assert _predict(case, history).interval_basis == of_both
 
 
 def test_single_trials_give_no_range(history: History) -> None:

@@ -106,7 +106,11 @@ def predicted_step(case: Case, hardware: str, history: History) -> PredictedStep
     forecast = _forecast(case, hardware, history)
     if isinstance(forecast.step, Absent):
         return forecast.step
-    return PredictedStep(step_s=forecast.step.step_s, basis=_basis(forecast, forecast.step))
+    return PredictedStep(
+        step_s=forecast.step.step_s,
+        basis=_basis(forecast, forecast.step),
+        has_host=forecast.calibration.pass_host is not None,
+    )
 
 
 def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> Mapping[str, PredictedStep | Absent]:
@@ -121,7 +125,9 @@ def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> 
             continue
         stored = summary.prediction
         if stored is not None and stored.step_s is not None:
-            steps[summary.run] = PredictedStep(step_s=stored.step_s, basis=stored.step_basis)
+            steps[summary.run] = PredictedStep(
+                step_s=stored.step_s, basis=stored.step_basis, has_host=stored.host_s is not None
+            )
             continue
         try:
             steps[summary.run] = (

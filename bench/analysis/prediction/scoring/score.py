@@ -72,12 +72,15 @@ class Figure:
 class Order:
     """Cases of one shape on one machine, and how well predictions order them as measured.
 
+    has_host: whether their predictions have the host's time. Predictions with it and without it are never ordered
+        together: those without it are too fast.
     tau: Kendall's tau-b of the cases' median steps: 1 if all pairs are in order, 0 as by chance, -1 if all are
         reversed.
     """
 
     shape: Shape
     hardware: str
+    has_host: bool
     cases: int
     tau: float | Absent
 
@@ -322,17 +325,19 @@ def share_over_clusters(hits: Sequence[bool], clusters: Sequence[int]) -> Figure
 
 def _orders(runs: Sequence[Summary]) -> Iterator[Order]:
     """Yield the order of each shape, those with the most cases first."""
-    steps: dict[tuple[str, Shape], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    steps: dict[tuple[str, Shape, bool], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         assert run.prediction is not None, "runs without one are left out"
         measured = of_metric(run.estimates, RUN_STEP_SECONDS)
         if measured and run.prediction.step_s is not None:
             pair = (run.prediction.step_s, measured[0].median)
-            steps[run.hardware, run.case.shape][run.case.key()].append(pair)
-    for (hardware, shape), cases in sorted(steps.items(), key=lambda item: -len(item[1])):
+            has_host = run.prediction.host_s is not None
+            steps[run.hardware, run.case.shape, has_host][run.case.key()].append(pair)
+    for (hardware, shape, has_host), cases in sorted(steps.items(), key=lambda item: -len(item[1])):
         medians = [tuple(median(side) for side in zip(*pairs, strict=True)) for pairs in cases.values()]
         predicted, measured_s = ([pair[side] for pair in medians] for side in (0, 1))
-        yield Order(shape=shape, hardware=hardware, cases=len(cases), tau=kendall(predicted, measured_s))
+        tau = kendall(predicted, measured_s)
+        yield Order(shape=shape, hardware=hardware, has_host=has_host, cases=len(cases), tau=tau)
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float | Absent:

@@ -65,12 +65,14 @@ def score_page(result: Score) -> Iterator[Block]:
             [
                 _shape(order.shape),
                 order.hardware,
+                "in it" if order.has_host else "left out",
                 str(order.cases),
                 "-" if isinstance(order.tau, Absent) else f"{order.tau:z.2f}",
             ]
             for order in result.orders
         ]
-        yield Table(("shape", "hardware", "cases", "tau"), cells, words=(0, 1), unbroken=(2, 3))
+        yield Table(("shape", "hardware", "host's time", "cases", "tau"), cells, words=(0, 1, 2), unbroken=(2, 3, 4))
+        yield "host's time: predictions with it and without it are ordered apart"
         yield "tau: 1 if the cases of one shape are fastest to slowest as predicted, 0 as by chance, -1 if reversed"
     yield from _left_out(result)
 
@@ -142,6 +144,7 @@ def score_json(result: Score) -> dict[str, Any]:
             {
                 "shape": order.shape,
                 "hardware": order.hardware,
+                "has_host": order.has_host,
                 "cases": order.cases,
                 "tau": None if isinstance(order.tau, Absent) else order.tau,
                 "reason": order.tau.reason if isinstance(order.tau, Absent) else None,

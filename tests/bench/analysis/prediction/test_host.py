@@ -14,11 +14,13 @@ from bench.analysis.prediction.calibration import Range
 from bench.analysis.prediction.forecast import Forecast, StepForecast, forecast, step_forecast
 from bench.analysis.prediction.from_history import Place, history_calibration, history_rates
 from bench.analysis.prediction.memory import memory_within
-from bench.analysis.prediction.scoring.before_run import predict_run
+from bench.analysis.prediction.scoring.before_run import predict_run, predicted_steps
 from bench.case import Case
 from bench.machine.machine import hardware_here
 from bench.results.estimate import estimate
+from bench.store.hardware_baselines import PredictedStep
 from bench.store.history import History
+from bench.store.prediction import errors_of
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.calibrations import add_copies, add_matmul, add_sweep
 from tests.bench.made.examples import make_case, make_machine, make_summary
@@ -122,6 +124,9 @@ def test_the_range_is_that_of_the_steps_of_all_like_runs(history: History) -> No
         "host: 31.2 ms [18.8, 56.2] for forward or backward of a block and microbatch, which is what steps took beyond"
         " the cost models, range of 9 trials in 3 runs of single"
     )
+    origin = predicted(case, history).step_s
+    assert isinstance(origin, Range)
+    assert origin.origin == "range of 1 trial in 1 run of matmul; range of 9 trials in 3 runs of single"
 
 
 def test_a_step_that_took_no_longer_than_the_cost_models_has_no_time_of_the_host(history: History) -> None:
@@ -148,6 +153,11 @@ def test_without_a_like_run_the_host_is_absent_and_says_what_shows_it(history: H
     other_mesh = replace(like, options={**like.options, "tensor_ranks": 1, "pipeline_ranks": 2})
     unlike = {
         "itself": (replace(case, steps=99), {}),
+        "itself, saving": (replace(case, save_every=5), {}),
+        "saving": (replace(like, save_every=5, save_mode="async"), {}),
+        "itself, older": (replace(case, version=case.version - 1), {}),
+        "compiled": (replace(like, options={**like.options, "compile": "default"}), {}),
+        "drill": (like, {"drill": "slow@1:7"}),
         "mesh": (other_mesh, {}),
         "precision": (replace(like, precision="bf16"), {}),
         "threads": (replace(like, threads=2), {}),
@@ -159,8 +169,8 @@ def test_without_a_like_run_the_host_is_absent_and_says_what_shows_it(history: H
     host = host_of(predicted(case, history))
     assert isinstance(host, Absent)
     assert host.reason == (
-        "no other case of three_d on this mesh shows what steps take beyond the cost models; a run with another --batch"
-        " does"
+        "no run of another case of three_d on this mesh, in fp32 with 1 thread per rank, shows what steps take beyond"
+        " the cost models; `observatory run three_d` with the same options but another --batch does"
     )
     add_run(history, like, 9.0, run="alike")
     assert isinstance(host_of(predicted(case, history)), Range)
@@ -180,7 +190,8 @@ def test_the_host_decides_where_it_takes_most(history: History) -> None:
     case, like = case_of("single", 1), case_of("single", 1, batch=LIKE_BATCH)
     add_run(history, like, without_host_s(like, history) + 9 * without_host_s(case, history))
     decides = shown(case, history).decides
-    assert (decides.about, decides.words) == ("host", "the host takes 90 % of the step beyond computing")
+    words = "the host's time, which earlier runs took beyond the cost models, is 90 % of the step"
+    assert (decides.about, decides.words) == ("host", words)
 
 
 def test_what_is_stored_before_a_run_has_the_host_apart(history: History) -> None:
@@ -196,12 +207,22 @@ def test_what_is_stored_before_a_run_has_the_host_apart(history: History) -> Non
     assert sum(part or 0.0 for part in parts) == pytest.approx(stored.step_s)
     assert stored.compute_s == pytest.approx(before.compute_s)
     assert " of host, " in stored.step_basis
+    assert stored.calibrations[-1] == "like"
+    summary = make_summary("run", case=case, hardware=HARDWARE, prediction=stored)
+    (shown,) = [part for part in errors_of(summary) if part.name == "host"]
+    assert (shown.predicted, shown.measured, shown.error) == (stored.host_s, None, None)
+    step, now = (predicted_steps([each], history)[each.run] for each in (summary, replace(summary, prediction=None)))
+    assert isinstance(step, PredictedStep)
+    assert step == now
+    assert step.has_host
 
 
 def test_choose_compares_setups_without_the_host_which_only_those_that_ran_have(history: History) -> None:
     case = case_of("ddp", 4)
     alone_s = without_host_s(case, history)
     add_run(history, case_of("ddp", 4, batch=LIKE_BATCH), 9.0)
-    chosen = Pricing(ground=ground_here([case], {}, history, cores=2, gpus=())).candidate(case)
+    ground = ground_here([case], {}, history, cores=2, gpus=())
+    chosen = Pricing(ground=ground).candidate(case)
     assert isinstance(chosen, Candidate)
     assert chosen.step_s == pytest.approx(alone_s)
+    assert ground.origin.endswith("; a CPU's host time, which only strategies that have run have, is left out")

@@ -302,6 +302,19 @@ def test_orders_are_of_cases_of_one_shape_on_one_machine() -> None:
     assert [(order.cases, isinstance(order.tau, Absent)) for order in others] == [(1, True), (1, True)]
 
 
+def test_predictions_with_and_without_the_hosts_time_are_not_ordered_together() -> None:
+    """Only ddp has it: its step is right, and those of the others are a tenth of the measured ones, but in order."""
+    with_host = replace(_run("ddp").prediction, host_s=0.9, step_s=1.0)  # type: ignore[type-var]
+    runs = [
+        _run(strategy, strategy=strategy, predicted_s=0.1 * measured_s, measured_s=measured_s)
+        for strategy, measured_s in (("fsdp", 2.0), ("zero1", 3.0), ("zero2", 4.0))
+    ]
+    runs.append(_run("ddp", measured_s=1.0, prediction=with_host))
+    orders = score(runs).orders
+    assert [(order.has_host, order.cases) for order in orders] == [(False, 3), (True, 1)]
+    assert orders[0].tau == 1.0
+
+
 # The report
 
 
@@ -318,7 +331,7 @@ def test_the_page_has_errors_bias_coverage_and_order() -> None:
     assert "bias: predicted steps are 0.800 [0.800, 0.800] times the measured ones (geometric mean)" in lines
     assert any(line.startswith("coverage: 0 of 12 ranges hold the measured step: 0 % [0, ") for line in lines)
     assert "12 runs are too few to judge coverage by; 100 are needed" in lines
-    assert "2 layers of 16, sequence 8, batch 8 AMD EPYC, 2 cores 1 -" in lines
+    assert "2 layers of 16, sequence 8, batch 8 AMD EPYC, 2 cores left out 1 -" in lines
 
 
 def test_a_hundred_runs_are_enough_to_judge_coverage() -> None:
