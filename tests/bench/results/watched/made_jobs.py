@@ -27,13 +27,23 @@ def steady(seed: int, blocks: int = BLOCKS) -> Times:
     return np.exp(np.random.default_rng(seed).normal(0, NOISE, blocks * LEAST_STEPS))
 
 
-def correlated(seed: int, blocks: int = BLOCKS) -> Times:
-    """Steps that resemble the hundred before them, and differ by 10 %."""
+def _with_memory(seed: int, blocks: int, share: float) -> Times:
+    """Steps that differ by 10 %, and keep this share of the last one's difference."""
     random = np.random.default_rng(seed)
     steps = np.zeros(blocks * LEAST_STEPS)
     for place in range(1, steps.size):
-        steps[place] = 0.99 * steps[place - 1] + random.normal(0, 0.1 * (1 - 0.99**2) ** 0.5)
+        steps[place] = share * steps[place - 1] + random.normal(0, 0.1 * (1 - share**2) ** 0.5)
     return np.exp(steps)
+
+
+def correlated(seed: int, blocks: int = BLOCKS) -> Times:
+    """Steps that resemble the hundred before them."""
+    return _with_memory(seed, blocks, 0.99)
+
+
+def resembling(seed: int, blocks: int = BLOCKS) -> Times:
+    """Steps that resemble the one before them."""
+    return _with_memory(seed, blocks, 0.5)
 
 
 def heavy_tailed(seed: int, blocks: int = BLOCKS) -> Times:
@@ -48,15 +58,6 @@ def two_modes(seed: int, blocks: int = BLOCKS) -> Times:
 def noisy(seed: int, blocks: int = BLOCKS) -> Times:
     """Steps that differ by 20 %, each from the others."""
     return np.exp(np.random.default_rng(seed).normal(0, 0.2, blocks * LEAST_STEPS))
-
-
-def resembling(seed: int, blocks: int = BLOCKS) -> Times:
-    """Steps that resemble the one before them, and differ by 10 %."""
-    random = np.random.default_rng(seed)
-    steps = np.zeros(blocks * LEAST_STEPS)
-    for place in range(1, steps.size):
-        steps[place] = 0.5 * steps[place - 1] + random.normal(0, 0.1 * (1 - 0.5**2) ** 0.5)
-    return np.exp(steps)
 
 
 def noisy_from_its_start(seed: int) -> Times:
