@@ -77,7 +77,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
     texts, empty = {"before": _text(address)}, {}
-    with _run(home, "--batch", "8", "--steps", "200", "--trials", "2") as long:
+    with _run(home, "--batch", "8", "--steps", "200", "--trials", "3") as long:
         _wait_until(lambda: prometheus.query(_on_slot(STEP_SECONDS, 0)), beside=long)
         with _run(home, "--batch", "4", "--steps", "40", "--trials", "1") as short:
             _wait_until(lambda: prometheus.query(_on_slot(STEP_SECONDS, 1)), beside=short)
@@ -89,6 +89,8 @@ def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
             _end(short)
         # What is instrumented comes at the end of a trial: the short run may have had it before the long one has.
         _wait_until(lambda: prometheus.query(f"{_on_slot(STATE_BYTES, 0)} offset {POINT_S}s"), beside=long)
+        # The panels of results show the short run, which must have been scraped.
+        _wait_until(lambda: prometheus.query(f"{RESULT_INFO.name} offset {POINT_S}s"), beside=long)
         while_s = time.time()
         assert prometheus.query(_on_slot(RUN_INFO, 0)), "the long run goes on"
         # All is asked as of that time: the long run may end meanwhile.
