@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 
 import psutil
 import pytest
@@ -25,16 +28,37 @@ sys.exit(exit_code(run_child(sys.argv[1:], os.environ)))
 TRAPS = "trap 'echo got INT; exit 3' INT; trap 'echo got TERM; exit 4' TERM; trap 'echo got USR1' USR1; echo ready;"
 
 
-def _started(*command: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+_RUNNERS: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _ends_all() -> Iterator[None]:
+    """End what a test leaves running, and a test that waits for a line that does not come."""
+    limit = Timer(60, _end_all)
+    limit.start()
+    yield
+    limit.cancel()
+    _end_all()
+    _RUNNERS.clear()
+
+
+def _end_all() -> None:
+    for runner in _RUNNERS:
+        with suppress(ProcessLookupError):
+            os.killpg(runner.pid, signal.SIGKILL)
+
+
+def _started(*command: str, script: str = RUNNER, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
     """Start the runner with a command, in a session of its own; return when the command says that it is ready."""
     runner = subprocess.Popen(
-        [sys.executable, "-c", RUNNER, *command],
+        [sys.executable, "-c", script, *command],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
         pass_fds=pass_fds,
     )
+    _RUNNERS.append(runner)
     assert runner.stdout is not None
     assert runner.stdout.readline() == b"ready\n"
     return runner
@@ -73,6 +97,35 @@ def test_a_signal_to_the_whole_group_reaches_the_command_once_on_a_busy_machine(
     time.sleep(0.5)
     runner.send_signal(signal.SIGTERM)
     assert _ended(runner) == (b"1\n", 0)
+
+
+def test_a_signal_to_the_whole_group_reaches_the_command_once_before_we_know_that_it_runs() -> None:
+    slow_start = """
+import subprocess, time
+start = subprocess.Popen
+def start_slowly(*arguments, **options):
+    child = start(*arguments, **options)
+    time.sleep(0.5)
+    return child
+subprocess.Popen = start_slowly
+"""
+    count = 'n=0; trap "n=\\$((n + 1))" USR1; trap "echo \\$n; exit" TERM; echo ready; ' + LOOP
+    runner = _started("sh", "-c", count, script=slow_start + RUNNER)
+    os.killpg(runner.pid, signal.SIGUSR1)
+    time.sleep(1)
+    runner.send_signal(signal.SIGTERM)
+    assert _ended(runner) == (b"1\n", 0)
+
+
+def test_signals_reach_the_command_although_somebody_killed_the_witness() -> None:
+    runner = _started("sh", "-c", TRAPS + LOOP)
+    witness, _ = sorted(psutil.Process(runner.pid).children(), key=lambda child: child.cmdline()[0] == "sh")
+    witness.kill()
+    runner.send_signal(signal.SIGUSR1)
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"got USR1\n"
+    runner.send_signal(signal.SIGTERM)
+    assert _ended(runner) == (b"got TERM\n", 4)
 
 
 def test_a_signal_to_us_and_then_to_the_whole_group_counts_as_one() -> None:
@@ -132,6 +185,7 @@ def _on_terminal(script: str, *command: str) -> tuple[subprocess.Popen[bytes], i
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    _RUNNERS.append(runner)
     os.close(follower)
     assert runner.stdout is not None
     assert runner.stdout.readline() == b"ready\n"
@@ -167,6 +221,44 @@ def test_an_interrupt_from_the_terminal_reaches_the_command_once() -> None:
     runner.send_signal(signal.SIGTERM)
     assert _ended(runner) == (b"1\n", 0)
     os.close(leader)
+
+
+def test_an_interrupt_to_us_alone_reaches_the_command_after_one_from_the_terminal() -> None:
+    script = "trap 'echo got INT' INT; trap 'echo got TERM; exit 4' TERM; echo ready; "
+    runner, leader = _on_terminal(RUNNER, "sh", "-c", script + LOOP)
+    os.write(leader, b"\x03")
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"got INT\n"
+    time.sleep(0.5)  # We have asked the witness.
+    runner.send_signal(signal.SIGINT)
+    assert runner.stdout.readline() == b"got INT\n"
+    runner.send_signal(signal.SIGTERM)
+    assert _ended(runner) == (b"got TERM\n", 4)
+    os.close(leader)
+
+
+def test_a_timer_that_was_set_before_the_watch_reaches_the_command() -> None:
+    """As in `perl -e 'alarm 1; exec @ARGV'`: the kernel sends it to us alone."""
+    timed = "import os, signal, sys; signal.alarm(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    takes = "import signal; print(signal.sigtimedwait({signal.SIGALRM}, 10) is not None)"
+    blocked = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM});"
+    command = [sys.executable, "-c", blocked + f"exec({takes!r})"]
+    done = subprocess.run(
+        [sys.executable, "-c", timed, "-c", RUNNER, *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+def test_the_code_of_the_command_is_known_although_our_parent_ignores_ended_children(tmp_path: Path) -> None:
+    ignores = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    )
+    command = [sys.executable, "-P", "-m", "bench", "watch", "--", "sh", "-c", "exit 3"]
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ignores, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3, done.stderr
 
 
 def test_the_command_has_the_files_that_a_shell_opened(tmp_path: Path) -> None:
