@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -28,13 +29,24 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(240)]
 
 RANKS, FEW = 33, 8
 """So few are enough to be many here: more than are shown of any run."""
+SCRAPES = 3
+"""Each Prometheus has as many before it is asked; a rate needs two."""
 OF_SINGLE_RANKS = "rank {{rank}}"
 """The beginning of legends of lines that are ranks: of many ranks only some are there."""
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrometheusServer, PrometheusServer]]:
+@dataclass(frozen=True)
+class Stored:
     """The run by its statistics and some ranks, and by all ranks, each in a Prometheus of its own."""
+
+    by_statistics: PrometheusServer
+    by_ranks: PrometheusServer
+    at_unix_s: float
+    """Both have scraped until then, and are asked as of then: on a busy machine, later scrapes may be late."""
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     folder = tmp_path_factory.mktemp("runs")
     run = begin(make_case(ranks=RANKS), make_machine(), folder)
     for rank in range(RANKS):
@@ -47,11 +59,19 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheu
             server = stack.enter_context(opening)
             both.append(stack.enter_context(run_prometheus(f"127.0.0.1:{server.port}")))
         until_s = time.monotonic() + 60
-        while not (both[0].query(RANK_INFO.name) and len(both[1].query(RANK_INFO.name)) == RANKS):
+        at_unix_s = time.time()
+        while not all(_has_scraped(prometheus, at_unix_s) for prometheus in both):
             assert time.monotonic() < until_s, "nothing is scraped"
             time.sleep(0.2)
-        yield both[0], both[1]
+            at_unix_s = time.time()
+        assert len(both[1].query(RANK_INFO.name, at_unix_s)) == RANKS
+        yield Stored(by_statistics=both[0], by_ranks=both[1], at_unix_s=at_unix_s)
     run.close()
+
+
+def _has_scraped(prometheus: PrometheusServer, at_unix_s: float) -> bool:
+    scrapes = prometheus.query(f"count_over_time({RANK_INFO.name}[1m]) and {RANK_INFO.name}", at_unix_s)
+    return bool(scrapes) and all(int(one["value"][1]) >= SCRAPES for one in scrapes)
 
 
 def _log(run: Run, rank: int) -> None:
@@ -83,31 +103,30 @@ def _queries() -> dict[str, str]:
     }
 
 
-def _answer(prometheus: PrometheusServer, expression: str) -> Mapping[frozenset[tuple[str, str]], float]:
+def _answer(
+    prometheus: PrometheusServer, expression: str, at_unix_s: float
+) -> Mapping[frozenset[tuple[str, str]], float]:
     """Value by labels, without those of the exporter."""
     return {
         frozenset((name, value) for name, value in one["metric"].items() if name != "instance"): float(one["value"][1])
-        for one in prometheus.query(expression)
+        for one in prometheus.query(expression, at_unix_s)
     }
 
 
-def test_each_panel_has_the_value_that_it_would_have_with_all_ranks(
-    stored: tuple[PrometheusServer, PrometheusServer],
-) -> None:
-    by_statistics, by_ranks = stored
-    assert len(by_statistics.query(RANK_INFO.name)) < RANKS
+def test_each_panel_has_the_value_that_it_would_have_with_all_ranks(stored: Stored) -> None:
+    assert len(stored.by_statistics.query(RANK_INFO.name, stored.at_unix_s)) < RANKS
     filled = 0
     for what, expression in _queries().items():
         asked = with_every_choice(expression)
-        expected = _answer(by_ranks, asked)
-        assert _answer(by_statistics, asked) == pytest.approx(expected, nan_ok=True), what
+        expected = _answer(stored.by_ranks, asked, stored.at_unix_s)
+        assert _answer(stored.by_statistics, asked, stored.at_unix_s) == pytest.approx(expected, nan_ok=True), what
         filled += bool(expected)
     assert filled > 50
 
 
-def test_a_chosen_rank_is_shown_by_its_own_value(stored: tuple[PrometheusServer, PrometheusServer]) -> None:
-    by_statistics, by_ranks = stored
+def test_a_chosen_rank_is_shown_by_its_own_value(stored: Stored) -> None:
     for what, expression in _queries().items():
         if "$rank" in expression:
             asked = with_choices(expression, rank="0")
-            assert _answer(by_statistics, asked) == pytest.approx(_answer(by_ranks, asked), nan_ok=True), what
+            expected = _answer(stored.by_ranks, asked, stored.at_unix_s)
+            assert _answer(stored.by_statistics, asked, stored.at_unix_s) == pytest.approx(expected, nan_ok=True), what
