@@ -81,11 +81,14 @@ def simulated_series(nodes: int) -> int:
     return nodes * sum(map(sum, of_node.values())) + results + OWN_SERIES * (nodes + 1)
 
 
-def compare(measured: Measured, *, nodes: int, scrape_s: int, duration_s: float) -> list[Compared]:
-    """Return each figure as predicted for these nodes and this time, and as measured."""
+def compare(measured: Measured, *, nodes: int, scrape_s: int) -> list[Compared]:
+    """Return each figure as predicted for these nodes and this time, and as measured.
+
+    Disk is predicted from the samples that were taken: scrapes that a busy machine misses count as samples per second.
+    """
     series = simulated_series(nodes)
     per_second = series / scrape_s
-    samples = per_second * duration_s
+    samples = measured.block_samples
     return [
         Compared(name="series", predicted=series, measured=measured.series),
         Compared(name="samples per second", predicted=per_second, measured=measured.samples_per_second),
@@ -125,7 +128,7 @@ def main() -> None:
         f" in the write-ahead log; {measured.down} targets down; {measured.calm_chunk_bytes_per_sample:.2f} B a sample"
         " in chunks if no scrape were late"
     )
-    compared = compare(measured, nodes=arguments.nodes, scrape_s=arguments.scrape_seconds, duration_s=duration_s)
+    compared = compare(measured, nodes=arguments.nodes, scrape_s=arguments.scrape_seconds)
     for figure in compared:
         print(
             f"{figure.name:20} predicted {figure.predicted:12,.0f}  measured {figure.measured:12,.0f}"

@@ -29,7 +29,8 @@ class Measured:
     """What a real Prometheus takes.
 
     index_bytes, chunk_bytes: of a block of the whole head. calm_chunk_bytes_per_sample: of one node's samples, written
-    anew with the even times that a machine with nothing else to do gives them; a busy one's times take more.
+    anew with the even times that a machine with nothing else to do gives them; a busy one's times take more. down:
+    targets that were not scraped for a minute.
     """
 
     series: int
@@ -150,7 +151,7 @@ def measure(*, nodes: int, scrape_s: int, duration_s: float) -> Measured:
                 appended.append((time.monotonic(), _samples(prometheus)))
         (from_s, first), (to_s, last) = appended[0], appended[-1]
         series = int(_own(prometheus)["prometheus_tsdb_head_series"])
-        down = sum(float(one["value"][1]) == 0 for one in prometheus.query("up"))
+        down = sum(float(one["value"][1]) == 0 for one in prometheus.query("max_over_time(up[1m])"))
         wal_bytes = _bytes(Path(name) / "data" / "wal")
         block = _snapshot(prometheus, Path(name) / "data") if nodes else None
         stats = {"numSamples": 0, "numSeries": 0}

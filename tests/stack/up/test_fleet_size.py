@@ -22,7 +22,7 @@ def measured() -> Measured:
 
 @pytest.fixture(scope="module")
 def compared(measured: Measured) -> dict[str, Compared]:
-    figures = compare(measured, nodes=NODES, scrape_s=SCRAPE_S, duration_s=DURATION_S)
+    figures = compare(measured, nodes=NODES, scrape_s=SCRAPE_S)
     return {figure.name: figure for figure in figures}
 
 
