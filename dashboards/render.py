@@ -42,16 +42,16 @@ active; metrics of results always |
 | run | `strategy`, `ranks`, `device`, `precision`, `series`: cases of one series are comparable | for \
 the newest finished run of each series that is not ad hoc |
 
-If a row has several names, logs, the history and suite files use the first, and /metrics exports those below it. A
-figure of a whole run is three metrics there: the median over trials, and the low and high end of the 95 % interval, if
-there is one. If the values of a label cannot be summed (a total and its parts, or measured and expected values), each
-value is a separate metric, with the value in its name in place of the label.
+If a row has several names, logs, the history and suite files use the first, and /metrics uses those below it. For a
+figure of a whole run /metrics has three metrics: the median over trials, and the low and high end of the 95 % interval
+if there is one. Where the values of a label cannot be summed (a total and its parts, or measured and expected values),
+each value is a metric of its own, with the value in its name instead of the label.
 
-Names with `_rank_min_`, `_rank_p50_`, `_rank_p90_`, `_rank_p99_`, `_rank_max_`, `_rank_mean_` and `_rank_sum_` are
-statistics over all ranks of an active run of which an exporter shows more than 64: then only some ranks have series of
-their own ([exporter](monitoring/exporter.md#runs-of-many-ranks)). They have the label `slot` and no `rank`.
+For a run of more than 64 ranks, /metrics has series of only some ranks, and [statistics over all
+ranks](monitoring/exporter.md#runs-of-many-ranks). These have the label `slot`, no `rank`, and names with `_rank_min_`,
+`_rank_p50_`, `_rank_p90_`, `_rank_p99_`, `_rank_max_`, `_rank_mean_` or `_rank_sum_`.
 
-Units are base units, ratios run from 0 to 1, and what cannot be known is absent.
+Units are base units, ratios run from 0 to 1, and values that cannot be known are absent.
 """
 
 

@@ -477,6 +477,6 @@ def _notes(steps: Sequence[TimedStep], activations: Sequence[int] | Absent) -> I
         )
     if not is_one_clock:
         yield (
-            "ranks read several clocks: in the bubble each counts from the barrier before the step, so it is off by"
-            " as much as ranks left the barrier at different times"
+            "ranks read several clocks, each of which counts from the barrier before the step: the bubble is off by the"
+            " differences between the times at which ranks left that barrier"
         )

@@ -301,7 +301,7 @@ def _why_no_choice(case: Case, logs: ProbeLogs) -> list[str]:
     if case.backend == "gloo":
         return ["algorithm and protocol are absent: gloo does not report its choice"]
     if logs.choices:
-        return ["trial 0 asked NCCL for its choices, which costs a line for each call: its times are left out"]
+        return ["trial 0 asked NCCL for its choices, which prints a line for each call: its times are left out"]
     if case.trials == 1:
         return ["algorithm and protocol are absent: with a single trial none asks NCCL; use --trials 2"]
     return []

@@ -14,8 +14,8 @@ RUN_STEP_SECONDS = RUN.gauge(
 RUN_STEP_PREDICTED_RATIO = RUN.gauge(
     "observatory_run_step_predicted_ratio",
     "Step that the cost models predicted for a run before its first trial, divided by its measured median step: 1 means"
-    " a correct prediction, below 1 the step took longer. Absent if the ceiling or a link had not been measured by"
-    " then.",
+    " a correct prediction, below 1 the step took longer. Absent if a rate or a link that it needs had not been"
+    " measured by then.",
 )
 RUN_MEAN_STEP_SECONDS = RUN.gauge(
     "observatory_run_mean_step_seconds",
@@ -81,9 +81,9 @@ RUN_SCALING_EFFICIENCY = RUN.gauge(
 RUN_EXPECTED_EFFICIENCY = RUN.gauge(
     "observatory_run_scaling_efficiency_expected_ratio{scaling, baseline}",
     "Scaling efficiency that the cost model predicts for a run: the baseline's step of one rank at this rank's"
-    " share of the work, divided by that step plus the transfers that forward and backward cannot hide, on the"
-    " link that a collectives run measured on the same hardware. It uses nothing that the run measured. The"
-    " interval comes from the baseline's trials; the link is taken as exact.",
+    " share of the work, divided by that step plus a pipeline's bubble and the transfers that forward and backward"
+    " cannot hide, on the links that collectives runs measured on the same hardware. It uses nothing that the run"
+    " measured. The interval comes from the baseline's trials; the links are taken as exact.",
 )
 RUN_PEAK_MEMORY_BYTES = RUN.gauge(
     "observatory_run_peak_memory_bytes{account=allocator|live_tensors|resident}",

@@ -359,7 +359,7 @@ class Zero1Spec(ReplicaSpec):
     name = "zero1"
     summary = (
         "ZeRO-1: as ddp, but ranks shard optimizer states by whole weights, and so unevenly; with weights=bf16 the"
-        " nearest relative of Megatron's distributed optimizer"
+        " counterpart of Megatron's distributed optimizer"
     )
     options = (*TRAINING_OPTIONS, BUCKET_MB)
     parity = Parity(

@@ -21,7 +21,7 @@ from bench.machine.preflight import available_bytes
 from bench.store.links import Runs
 from workloads.spec import Device, OptionValue
 
-NO_HOST = "a CPU's host time, which only strategies that have run have, is left out"
+NO_HOST = "a CPU's host time is left out, because only strategies that have run have it"
 
 
 def ground_here(

@@ -136,7 +136,7 @@ def _page(comparison: Comparison, *, has_all: bool) -> Iterator[Block]:
         unbroken = range(keys, len(columns))
         yield Table(columns, rows, words=(0, keys - 1, len(columns) - 1), keys=keys, unbroken=unbroken)
     else:
-        yield "no figure has a better direction on both sides"
+        yield "both sides share no figure of which less or more is better"
     yield ""
     yield from _words(comparison, [judged for _, judged in figures], len(wanted) - len(shown), has_all=has_all)
 

@@ -204,7 +204,7 @@ def _leave_out(plan: SuitePlan, referee: RaceReferee, budget_s: float) -> None:
         left = [trial_s[other] for other in names if other not in referee.left_out]
         # Without a case of unknown time, no more of the others would fit.
         if trial_s[name] and LOOKS[0] * sum(left) > budget_s and len(left) > FEWEST:
-            referee.left_out[name] = f"--budget: {LOOKS[0]} rounds of it do not fit as well"
+            referee.left_out[name] = f"--budget: {LOOKS[0]} rounds of this case no longer fit"
 
 
 def _trial_s(planned: PlannedCase) -> float:
@@ -223,7 +223,7 @@ def _leave_behind(referee: RaceReferee) -> None:
     for name in referee.names:
         if name not in referee.failed_rounds and done.get(name, 0) < most - 1:
             referee.left_out[name] = (
-                f"it lacks some of {plural(most, 'round')}, and rounds of two days are not compared"
+                f"it lacks some of {plural(most, 'round')}, and rounds of different days are not compared"
             )
 
 

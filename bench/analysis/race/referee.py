@@ -164,7 +164,7 @@ class RaceReferee(Referee):
                 if whole_s > left_s and len(living) > FEWEST:
                     whole_s -= (LOOKS[0] - self._rounds) * self._round_s([name])
                     living.remove(name)
-                    self.left_out[name] = f"--budget: {LOOKS[0]} rounds of it do not fit as well"
+                    self.left_out[name] = f"--budget: {LOOKS[0]} rounds of this case no longer fit"
         if (round_s := self._round_s(living)) > left_s:
             self._ended_by = f"--budget: a round takes {duration(round_s)}, and {duration(max(0.0, left_s))} is left"
 

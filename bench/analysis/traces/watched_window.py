@@ -204,7 +204,7 @@ def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> t
     cost_ratio = min(1.0, judged.delay_ns / max(1, lateness.traced_ns))
     if cost_ratio < LATE_RATIO:
         reason = (
-            f"rank {judged.rank}, the costliest, holds the others up for {100 * cost_ratio:.1f} % of the traced"
+            f"the costliest rank, {judged.rank}, delays the others for {100 * cost_ratio:.1f} % of the traced"
             f" time, and {100 * LATE_RATIO:.0f} % is needed"
         )
         return Late(verdict="unsure", reason=reason), None

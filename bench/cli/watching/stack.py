@@ -127,7 +127,7 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
         )
     click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/monitoring/stack.md")
     click.echo(
-        f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, for changes in Grafana admin"
+        f"passwords: in {plan.folder / passwords.FOLDER}; log in as {passwords.USER}, or to change Grafana as admin"
     )
     click.echo(f"files: {plan.folder}; `observatory stack down` ends the servers and deletes the folder")
     if not (plan.has_agent or plan.has_demo or plan.target_folders):

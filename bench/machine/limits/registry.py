@@ -82,7 +82,7 @@ LIMITS: Sequence[Limit] = (
     Limit(
         name="stack",
         read=process_limits.stack,
-        why="threads get stacks of this size, and those of torch overflow smaller stacks",
+        why="threads get stacks of this size, and threads of torch overflow smaller stacks",
         next_step=f"`ulimit -s 8192`, docker run --ulimit stack=8388608, {_ULIMITS.format(unit='LimitSTACK')}",
     ),
     Limit(

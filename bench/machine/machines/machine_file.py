@@ -273,8 +273,8 @@ def _refusals(table: MachineTable) -> Iterator[str]:
     widest = max((level.gpus or 1 for level in inner), default=1)
     if table.nodes > 1 and widest < table.gpus_per_node:
         yield (
-            f'levels: none before "{outer.name}" joins the {table.gpus_per_node} GPUs of a node; add a [[levels]] with'
-            f" gpus = {table.gpus_per_node}: the link inside a node"
+            f'levels: no level before "{outer.name}" joins the {table.gpus_per_node} GPUs of a node; add a [[levels]]'
+            f" with gpus = {table.gpus_per_node}: the link inside a node"
         )
     yield from _peak_refusals(table)
 

@@ -2,7 +2,7 @@
 
 The job's steps are cut into blocks. A block takes the place of a night, and its three stretches of the trials. A slow
 step, a checkpoint every few steps or an evaluation between two steps therefore changes no median, and a change must
-last for several blocks before it counts. docs/reference/watched.md has the rule and its error rates.
+last for several blocks before it counts. docs/reference/watched.md has the rule, docs/measured/watched.md its errors.
 """
 
 from __future__ import annotations

@@ -90,7 +90,10 @@ BLOCK = (
     " baseline's table."
 )
 OPTIONS = "Options of the strategy; `observatory list STRATEGY` describes them."
-INJECT = "Fire drill: a fault as KIND@RANK:STEP, for example kill@1:3; KIND is raise, kill, hang, exit or leave."
+INJECT = (
+    "Fire drill: a fault as KIND@RANK:STEP, for example kill@1:3; KIND is raise, kill, stop, hang, wait, memory, exit"
+    " or leave."
+)
 PERIOD = "Hours between two runs of the suite; an alert fires when a run is late."
 # The tables.
 

@@ -119,7 +119,7 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     cost_ratio = _share(delay_ns, sum(trial.traced_ns for trial in trials))
     if cost_ratio < LEAST_COST:
         return NoStraggler(
-            why=f"rank {rank}, the costliest, holds the others up for {100 * cost_ratio:.2f} % of the traced time"
+            why=f"the costliest rank, {rank}, delays the others for {100 * cost_ratio:.2f} % of the traced time"
         )
     delay_ratio = delay_ns / int(by_rank_ns.sum())
     # Halfway between an even share and all of it.

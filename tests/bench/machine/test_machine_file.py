@@ -138,9 +138,9 @@ WRONG = {
     "a slow message": (OWN.replace("5e-6", "inf"), "levels[0].latency_s is Infinity; it may be a number of at least 0"),
     "no inner level": (
         OWN.partition("[[levels]]")[0] + "[[levels]]" + OWN.rpartition("[[levels]]")[2],
-        'levels: none before "Ethernet" joins the 4 GPUs of a node; add a [[levels]] with gpus = 4',
+        'levels: no level before "Ethernet" joins the 4 GPUs of a node; add a [[levels]] with gpus = 4',
     ),
-    "a narrow inner level": (OWN.replace("gpus = 4\n", "gpus = 2\n"), 'none before "Ethernet" joins the 4 GPUs'),
+    "a narrow inner level": (OWN.replace("gpus = 4\n", "gpus = 2\n"), 'no level before "Ethernet" joins the 4 GPUs'),
     "a level of one": (OWN.replace("gpus = 4\n", "gpus = 1\n"), "levels[0].gpus is 1; it may be a whole number of at"),
     "no peak": (UNKNOWN, 'gpu.name is "ACME 9", for which this program has no data sheet; add [peak_flops_per_second]'),
     "an empty peak": (UNKNOWN + '[peak_flops_per_second]\nsource = "x"', "peak_flops_per_second has no rate; add fp32"),

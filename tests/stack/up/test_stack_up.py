@@ -144,7 +144,7 @@ def test_up_says_plainly_that_grafana_is_not_there(begun: Begun) -> None:
 
 def test_up_says_where_the_passwords_are_and_nothing_shows_them(begun: Begun) -> None:
     folder = begun.user.folder / "data" / "passwords"
-    assert f"passwords: in {folder}; the user is observatory, for changes in Grafana admin" in begun.said.stdout
+    assert f"passwords: in {folder}; log in as observatory, or to change Grafana as admin" in begun.said.stdout
     said = begun.said.stdout + begun.said.stderr
     lines = [" ".join(process.cmdline()) for process in begun.user.processes()]
     logs = [path.read_text() for path in (begun.user.folder / "logs").iterdir()]

@@ -225,4 +225,4 @@ def test_choose_compares_setups_without_the_host_which_only_those_that_ran_have(
     chosen = Pricing(ground=ground).candidate(case)
     assert isinstance(chosen, Candidate)
     assert chosen.step_s == pytest.approx(alone_s)
-    assert ground.origin.endswith("; a CPU's host time, which only strategies that have run have, is left out")
+    assert ground.origin.endswith("; a CPU's host time is left out, because only strategies that have run have it")

@@ -247,7 +247,7 @@ def test_a_resumed_race_does_not_compare_rounds_of_another_day(night: RaceNight)
     night.ranks = Ranks(2, compute_s=0.103, noise=0.003)
     end = night.race(*names, budget_s=1000.0, resumed=begun.result.id)
     assert outcomes(end)["zero1"] == "left_out"
-    assert "rounds of two days are not compared" in (end.end.state.case("zero1").reason or "")
+    assert "rounds of different days are not compared" in (end.end.state.case("zero1").reason or "")
     assert "zero1" not in {strategy for strategy, _ in night.orders[measured:]}
 
 

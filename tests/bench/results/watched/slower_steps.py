@@ -2,7 +2,7 @@
 
 `python -m tests.bench.results.watched.slower_steps [JOBS]` prints the jobs of six hours without a change in which a
 window is requested, and after how many blocks a slowdown is seen; JOBS of each kind, by default 40 (10 minutes).
-docs/reference/watched.md has the figures.
+docs/measured/watched.md has the figures.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def test_a_job_that_only_pauses_is_not_slower(make: Callable[[int], Times]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [steady, correlated, heavy_tailed, two_modes])
 def test_of_many_jobs_without_a_change_none_has_a_window(make: Callable[[int, int], Times]) -> None:
-    """docs/reference/watched.md has the rate of more jobs: 20 times as many as a test has time for."""
+    """docs/measured/watched.md has the rate of more jobs: 20 times as many as a test has time for."""
     assert [seed for seed in range(12) if slowdowns(make(seed, 100))] == []
 
 

@@ -143,7 +143,7 @@ def test_lateness_that_costs_next_to_nothing_is_nobodys() -> None:
     prompt = [ran(1_000_000 * step, 1_000_000 * step + 500) for step in range(30)]
     found = stragglers(ranks_of(prompt, late))
     assert found.straggler is None
-    assert found.why_none == "rank 1, the costliest, holds the others up for 0.00 % of the traced time"
+    assert found.why_none == "the costliest rank, 1, delays the others for 0.00 % of the traced time"
 
 
 def test_ranks_that_always_come_together_hold_nobody_up() -> None:
