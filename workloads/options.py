@@ -363,9 +363,9 @@ def unchunked_refusals(setup: Setup, because: str) -> list[str]:
 
 
 def _chunk_refusals(setup: Setup, data_ranks: int) -> list[str]:
-    """Return why a microbatch cannot be cut into the chunks."""
+    """Return why a microbatch cannot be cut into the chunks; nothing if the batch is too small for the ranks anyway."""
     positions = local_batch(setup, data_ranks) * setup.shape.sequence
-    if loss_chunks(setup) <= max(1, positions):
+    if not positions or loss_chunks(setup) <= positions:
         return []
     return [
         f"option {LOSS_CHUNKS.name} is {loss_chunks(setup)}, and a microbatch of a rank has {positions} positions; use"

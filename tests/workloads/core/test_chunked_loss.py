@@ -118,3 +118,9 @@ def test_more_chunks_than_positions_are_refused() -> None:
     options: dict[str, OptionValue] = {"loss_chunks": 65, "accumulate": 2}
     (reason,) = training_refusals(small_setup(options=options), data_ranks=1)
     assert reason == ("option loss_chunks is 65, and a microbatch of a rank has 64 positions; use 64 or fewer")
+
+
+def test_a_batch_that_is_too_small_for_the_microbatches_is_refused_without_chunks_of_nothing() -> None:
+    options: dict[str, OptionValue] = {"loss_chunks": 2, "accumulate": 1000}
+    (reason,) = training_refusals(small_setup(options=options), data_ranks=1)
+    assert reason.startswith("batch ")
