@@ -114,7 +114,6 @@ class Case:
         return spec.measurements(self) if spec.kind == "probe" else self.warm_up + self.steps
 
     def spec(self) -> StrategySpec:
-        """Return the spec of the case's strategy."""
         return spec_of(self.strategy)
 
 

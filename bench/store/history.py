@@ -85,7 +85,6 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
         self._engine.dispose()
 
     @contextmanager

@@ -67,7 +67,6 @@ class Folder:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the folder is deleted."""
         return self.goes is not None
 
     @property
@@ -96,7 +95,6 @@ class PrunePlan:
 
     @property
     def kept(self) -> tuple[Folder, ...]:
-        """The folders that stay."""
         return tuple(folder for folder in self.folders if not folder.is_deleted)
 
 

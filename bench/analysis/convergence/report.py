@@ -17,7 +17,6 @@ COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio
 
 
 def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, console: Console | None = None) -> None:
-    """Print the verdict on a case."""
     losses = [{name: getattr(step, name) for name in COLUMNS} for step in verdict.losses]
     head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
     write(

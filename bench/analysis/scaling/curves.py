@@ -98,7 +98,6 @@ class _Candidate:
 
     @property
     def case(self) -> Case:
-        """The case."""
         return self.summary.case
 
 

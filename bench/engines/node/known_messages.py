@@ -54,7 +54,6 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @cache
 def read_table() -> Table:
-    """Return the table."""
     return msgspec.toml.decode(TABLE.read_bytes(), type=Table)
 
 

@@ -74,7 +74,6 @@ def rank_estimates(means: Sequence[tuple[int, dict[str, float | None]]]) -> Iter
 
 
 def why_no_step(job: Job) -> str:
-    """Return why there is no measured step."""
     if not job.files:
         return "no process reported; it may have no rank, no torch, or a Python that reads no sitecustomize"
     if not any(attempt.steps for file in job.files for attempt in file.attempts):
