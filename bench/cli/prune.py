@@ -15,7 +15,7 @@ import click
 
 from bench.cli.completion import complete_run
 from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText
-from bench.errors import Misuse, plural, say
+from bench.errors import INFRASTRUCTURE, Misuse, plural, say
 from bench.report.format import readable
 from bench.report.table import Block, Table, write
 
@@ -103,7 +103,6 @@ def command(
     Example:
       observatory prune --older-than 30d --dry-run
     """
-    from bench.errors import INFRASTRUCTURE
     from bench.store.history import History, NoStoreYet, check_store
     from bench.store.prune import Limits, carry_out, plan
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.results.timelines import OWN, read_traces
+from bench.results.timelines import OWN, newest_windows, read_traces
+from bench.store.active_runs import is_running
 from bench.store.files import read_small
 from collectors.traces.reading.json_chunks import STANDARD_INPUT, is_own_drawing
 from collectors.traces.reading.reader import RANK_UNKNOWN
@@ -157,8 +158,6 @@ def _folder_in_history(run: str, runs_folder: Path, store_url: str | None) -> Pa
 
 
 def _of_run(folder: Path) -> TraceFiles:
-    from bench.results.timelines import newest_windows
-    from bench.store.active_runs import is_running
     from bench.store.run_dir import case_file
 
     if is_running(folder):

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT, ON, STORE, nodes_options
 from bench.cli.run.case_options import GroupedCommand, case_options, counts
+from bench.errors import Misuse
 from workloads.cost_models.shape import DIMENSIONS
 
 GROUPS = {
@@ -106,7 +107,6 @@ def _score(parameters: Mapping[str, Any]) -> None:
         Misuse: a case is named, or there is no history.
     """
     from bench.analysis.prediction.scoring.score_report import print_score
-    from bench.errors import Misuse
     from bench.store.history import History
 
     context = click.get_current_context()
