@@ -264,7 +264,13 @@ def _separate(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[P
     traces = {path: timeline for path, timeline in by_path.items() if isinstance(timeline, Timeline)}
     refused = {path: why for path, why in by_path.items() if isinstance(why, str)}
     # Another program's JSON file may have a list like a trace's, but no event of a profiler in it.
-    if foreign := {path for path, timeline in traces.items() if path in files.unsure and _is_empty(timeline)}:
+    if foreign := {
+        path
+        for path, timeline in traces.items()
+        if path in files.unsure
+        and not (timeline.kind.size or timeline.allocations.time_ns.size)
+        and timeline.about.world_size is None
+    }:
         refused |= {path: f"{path}: it holds no event that torch.profiler writes" for path in foreign}
         traces = {path: timeline for path, timeline in traces.items() if path not in foreign}
     for path, why in refused.items():
@@ -274,10 +280,6 @@ def _separate(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[P
         first = next(iter(refused.values()))
         raise Misuse(first if len(refused) == 1 else f"none of the {len(refused)} files is a trace: {first}")
     return traces, [f"skipped: {why}" for why in refused.values()]
-
-
-def _is_empty(timeline: Timeline) -> bool:
-    return not timeline.kind.size and not timeline.allocations.time_ns.size and timeline.about.world_size is None
 
 
 _DEGREE = re.compile(r"(?<![a-z0-9])(tp|pp|dp|ep|cp|sp|local)(?:[-_.]?rank)?[-_=]?(\d{1,9})(?![a-z0-9])", re.IGNORECASE)
