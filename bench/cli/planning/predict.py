@@ -111,12 +111,12 @@ def _score(parameters: Mapping[str, Any]) -> None:
 
     context = click.get_current_context()
     allowed = {"is_scored", "store_url", "format_name"}
-    if given := [name for name in parameters if _is_given(context, name) and name not in allowed]:
+    if given := [
+        name
+        for name in parameters
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name not in allowed
+    ]:
         words = {each.name: each.opts[0] for each in context.command.params} | {"strategy": "STRATEGY"}
         raise Misuse(f"--score covers all runs of the history; leave {words.get(given[0], given[0])} out")
     with History(parameters["store_url"], writable=False, is_glance=True) as history:
         print_score(history, parameters["format_name"])
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
