@@ -264,7 +264,8 @@ def _unreported(path: Path) -> Folder:
 def _suite(path: Path, unfinished: Collection[str], records: Mapping[str, SuiteRecord]) -> Folder:
     candidate = Folder(kind="suite run", path=path, size_bytes=_size(path))
     record = records.get(path.name)
-    if _is_suite_running(path):
+    ledger = path / LEDGER
+    if is_running(path) or (ledger.exists() and is_running(ledger)):
         candidate.stays = "it is active"
     elif record is None:
         candidate.stays = "it is not in this history"
@@ -331,10 +332,6 @@ def _size(folder: Path) -> int:
             status = path.lstat()
             size_bytes += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
     return size_bytes
-
-
-def _is_suite_running(folder: Path) -> bool:
-    return is_running(folder) or ((folder / LEDGER).exists() and is_running(folder / LEDGER))
 
 
 # Deleting
