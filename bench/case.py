@@ -114,7 +114,6 @@ class Case:
         return spec.measurements(self) if spec.kind == "probe" else self.warm_up + self.steps
 
     def spec(self) -> StrategySpec:
-        """Return the spec of the case's strategy."""
         return spec_of(self.strategy)
 
 
@@ -178,7 +177,11 @@ def settings_of(case: Case) -> tuple[str, ...]:
 
 def options_set(case: Case) -> dict[str, OptionValue]:
     """Return the options that the user set: those whose values differ from what the case would have without them."""
-    values, usual = options_of(case), _usual_before(case)
+    values = options_of(case)
+    spec = next((spec for spec in SPECS if spec.name == case.strategy), None)
+    usual: dict[str, OptionValue] = {}
+    if spec is not None and case.version < spec.version_on(case.device):  # Some defaults have changed since.
+        usual = {option.name: option.before for option in spec.options if option.before is not None}
     return {
         option.name: value
         for option in known_options(case.strategy)
@@ -186,14 +189,6 @@ def options_set(case: Case) -> dict[str, OptionValue]:
         and value != usual.get(option.name)
         and value != _left_out(case, option)
     }
-
-
-def _usual_before(case: Case) -> dict[str, OptionValue]:
-    """Return the defaults that options had when the case was measured, if they have changed since."""
-    spec = next((spec for spec in SPECS if spec.name == case.strategy), None)
-    if spec is None or case.version >= spec.version_on(case.device):
-        return {}
-    return {option.name: option.before for option in spec.options if option.before is not None}
 
 
 def options_shown(case: Case) -> dict[str, OptionValue]:

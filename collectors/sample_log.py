@@ -174,7 +174,10 @@ class SampleLog:
         self._encoder = msgspec.json.Encoder()
         with _as_unwritable(path):
             self._fd = open_to_append(path)
-            _end_broken_line(self._fd)
+            # End a partial line that a dead writer left, so that the next record does not continue it.
+            size = os.fstat(self._fd).st_size
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                os.write(self._fd, b"\n")
         self._path = path
 
     def write(self, record: Record) -> None:
@@ -199,13 +202,6 @@ def _as_unwritable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise LogUnwritable(error.errno, error.strerror, str(path)) from error
-
-
-def _end_broken_line(fd: int) -> None:
-    """End a partial line that a dead writer left, so that the next record does not continue it."""
-    size = os.fstat(fd).st_size
-    if size and os.pread(fd, 1, size - 1) != b"\n":
-        os.write(fd, b"\n")
 
 
 # Reading: a whole log, the records appended since the last read, or only the newest records.

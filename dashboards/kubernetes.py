@@ -59,17 +59,13 @@ def manifests(
             }
         },
         _manifest(_API, "PrometheusRule", "observatory-rules", {**_of("rules"), **labels}) | {"spec": dict(rules)},
+        # JSON without spaces: `kubectl apply` keeps each manifest in an annotation of at most 256 KiB.
         *(
             {**_manifest("v1", "ConfigMap", f"observatory-{name}", {**_of("dashboard"), **_SIDECAR}, _FOLDER)}
-            | {"data": {f"{name}.json": _compact(text)}}
+            | {"data": {f"{name}.json": json.dumps(json.loads(text), separators=(",", ":"))}}
             for name, text in dashboards.items()
         ),
     ]
-
-
-def _compact(dashboard: str) -> str:
-    """Return JSON without spaces: `kubectl apply` keeps each manifest in an annotation of at most 256 KiB."""
-    return json.dumps(json.loads(dashboard), separators=(",", ":"))
 
 
 def _of(component: str) -> dict[str, str]:

@@ -72,16 +72,13 @@ def catalogue_modules() -> tuple[ModuleType, ...]:
     return tuple(sorted(modules, key=lambda module: min(place[metric.name] for metric in module.METRICS)))
 
 
-def _title(module: ModuleType) -> str:
-    return module.__name__.rpartition(".")[2].replace("_", " ").capitalize().replace("Gpu", "GPU")
-
-
 def _section(module: ModuleType) -> str:
     lines = (module.__doc__ or "").strip().splitlines()
+    title = module.__name__.rpartition(".")[2].replace("_", " ").capitalize().replace("Gpu", "GPU")
     metrics: tuple[Metric, ...] = module.METRICS
     rows = "".join(f"{_row(metric)}\n" for metric in metrics)
     return (
-        f"\n## {_title(module)}\n\n{lines[0]}\n\n"
+        f"\n## {title}\n\n{lines[0]}\n\n"
         f"| metric | kind | unit | owner | labels | definition |\n|---|---|---|---|---|---|\n{rows}"
     )
 

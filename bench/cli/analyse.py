@@ -15,6 +15,7 @@ from bench.analysis.traces.analyses import ANALYSES, Analysis
 from bench.cli.completion import complete_trace
 from bench.cli.options import FORMAT, RUNS, STORE, FullTextGroup, NamedPath, NamedText, offer_nearest
 from bench.errors import InfrastructureFailed, Misuse, say
+from collectors.files import write_named
 
 if TYPE_CHECKING:
     from bench.analysis.traces.inputs import TraceSet
@@ -119,7 +120,6 @@ def _keep_traces(output: Path | None, sides: Iterable[TraceSet]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    from collectors.files import write_named
 
     try:
         write_named(path, content)

@@ -14,7 +14,8 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_suite
 from bench.cli.options import DETAILS, RUNS, STORE, NamedText
-from bench.errors import InfrastructureFailed, Misuse, plural, say
+from bench.errors import CASE_FAILED, FINE, REGRESSION, InfrastructureFailed, Misuse, plural, say
+from bench.store.suite_record import CHOICE
 
 if TYPE_CHECKING:
     from bench.gate.check import SuiteCheck
@@ -72,11 +73,9 @@ def command(
     Example:
       observatory check --suite nightly
     """
-    from bench.errors import FINE
     from bench.gate.check import MOST_RUNS, check_suite, night_ns, require_suite, with_visible
     from bench.report.table import to_reader
     from bench.store.history import History, NoStoreYet
-    from bench.store.suite_record import CHOICE
 
     if accepted is None and (because is not None or metric is not None):
         raise Misuse("--because and --metric belong to --accept CASE; name the case, or leave them out")
@@ -221,7 +220,6 @@ def _print(checks: list[SuiteCheck], format_name: str, *, has_details: bool) -> 
 
 def exit_code(checks: list[SuiteCheck]) -> int:
     """Return the exit code; a regression takes precedence over missing or failed cases."""
-    from bench.errors import CASE_FAILED, FINE, REGRESSION
 
     if any(check.is_regression for check in checks):
         return REGRESSION

@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from bench.cli.completion import complete_run, complete_strategy, complete_suite
 from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedText, Ratio
 from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options
-from bench.cli.suite.plan import ONLY, SETTINGS
-from bench.errors import CASE_FAILED, FINE, InfrastructureFailed, Misuse, say
+from bench.cli.suite.plan import ONLY, SETTINGS, read_plan
+from bench.errors import CASE_FAILED, FINE, InfrastructureFailed, Misuse, interrupt_in_order, say
 from workloads.cost_models.shape import DIMENSIONS
 
 if TYPE_CHECKING:
@@ -305,7 +305,6 @@ def _measure_sides(parameters: dict[str, Any]) -> int:
     from bench.analysis.compare.ab import SideRequest, checked_out, measure_sides, plan_sides
     from bench.analysis.compare.report import print_comparison
     from bench.analysis.compare.sides import pair
-    from bench.errors import interrupt_in_order
     from bench.session.case_args import CaseArgs
 
     _check(parameters)
@@ -342,7 +341,6 @@ def _measure_sides(parameters: dict[str, Any]) -> int:
 def _measure_twice(parameters: dict[str, Any]) -> int:
     from bench.analysis.compare.aa import measure_twice, report_of
     from bench.analysis.compare.report import print_noise
-    from bench.cli.suite.plan import read_plan
     from bench.session.case_args import read_node
     from bench.store.history import History
     from bench.suite.plan import chosen

@@ -10,6 +10,7 @@ from bench.cli.completion import complete_run
 from bench.cli.options import FORMAT, RUNS, STORE, NamedText
 from bench.cli.show import find_shown
 from bench.errors import InfrastructureFailed, Misuse
+from workloads.cost_models.absent import Absent
 
 
 @click.command(name="diagnose")
@@ -32,7 +33,6 @@ def command(run: str, runs_folder: Path, store_url: str | None, format_name: str
     from bench.analysis.diagnose.report import print_diagnosis
     from bench.analysis.diagnose.rule import diagnose
     from bench.store.history import History
-    from workloads.cost_models.absent import Absent
 
     summary = find_shown(run, runs_folder, store_url)
     if summary.watched is not None:

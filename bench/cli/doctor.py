@@ -9,7 +9,9 @@ from pathlib import Path
 import click
 
 from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, engine_options, seconds_within
-from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, plural, say
+from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, interrupt_in_order, plural, say
+from bench.store.files import data_folder
+from workloads.cost_models.absent import Absent
 
 
 @click.command(name="doctor")
@@ -111,7 +113,6 @@ def _check_nodes(
 ) -> int:
     from bench.engines.cluster import ClusterEngine, NodeRequest
     from bench.engines.registry import ENGINES
-    from bench.errors import interrupt_in_order
     from bench.machine.doctor.fleet import last_good
     from bench.machine.doctor.fleet_check import check_fleet
     from bench.machine.doctor.report import print_fleet
@@ -136,11 +137,9 @@ def _print_page(store_url: str | None, format_name: str) -> None:
     from bench.machine import machine
     from bench.machine.doctor.collect import DEADLINE_S, gather, gpu_fields, machine_of_ranks
     from bench.machine.doctor.report import print_page
-    from bench.store.files import data_folder
     from bench.store.history import History
     from collectors.nvml.collector import NvmlCollector
     from collectors.nvml.library import installed_nvml
-    from workloads.cost_models.absent import Absent
 
     say("doctor: starting ranks and loading torch, to see the machine as ranks do")
     read, ranks = machine_of_ranks(partial(LocalEngine, data_folder() / "runs"), machine.read)

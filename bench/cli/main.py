@@ -31,7 +31,8 @@ from bench.errors import (
     say,
     size_limit_words,
 )
-from collectors.files import PRIVATE, NotRegular
+from bench.store.files import data_folder
+from collectors.files import PRIVATE, NotRegular, make_folder, replace_file
 
 COMMANDS = {
     "list": ("bench.cli.planning.list", "List strategies and probes, with the requirements and options of each."),
@@ -280,8 +281,6 @@ def _short(name: object) -> str:
 def _crash(arguments: Sequence[str], trace: str) -> str:
     """Write a crash file; return the message that names it."""
     from bench.machine.machine import redact
-    from bench.store.files import data_folder
-    from collectors.files import make_folder, replace_file
 
     trace = redact(trace)
     last = trace.strip().splitlines()[-1]

@@ -15,7 +15,7 @@ import click
 
 from bench.cli.completion import complete_run
 from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText
-from bench.errors import Misuse, plural, say
+from bench.errors import INFRASTRUCTURE, Misuse, plural, say
 from bench.report.format import readable
 from bench.report.table import Block, Table, write
 
@@ -103,7 +103,6 @@ def command(
     Example:
       observatory prune --older-than 30d --dry-run
     """
-    from bench.errors import INFRASTRUCTURE
     from bench.store.history import History, NoStoreYet, check_store
     from bench.store.prune import Limits, carry_out, plan
 
@@ -170,7 +169,15 @@ def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> It
     needed = [folder for folder in plan.kept if folder.is_needed]
     for heading, folders in (("would go" if is_dry_run else "gone", deleted), ("stays regardless of age", needed)):
         if folders:
-            cells = [(each.path.name, _day(each), readable(each.size_bytes, "bytes"), each.reason) for each in folders]
+            cells = [
+                (
+                    each.path.name,
+                    "-" if each.ended_ns is None else f"{datetime.fromtimestamp(each.ended_ns / 1e9, tz=UTC):%Y-%m-%d}",
+                    readable(each.size_bytes, "bytes"),
+                    each.reason,
+                )
+                for each in folders
+            ]
             yield Table((heading, "ended", "size", "why"), cells[:MOST_ROWS], words=(0, 1, 3))
             if len(cells) > MOST_ROWS:
                 yield f"... and {len(cells) - MOST_ROWS} more, in --format json"
@@ -180,12 +187,6 @@ def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> It
     freed, rest = (readable(sum(each.size_bytes for each in folders), "bytes") for folders in (deleted, plan.kept))
     verb = "would be deleted" if is_dry_run else "deleted"
     yield f"{_counts(deleted)} {verb}, {freed}; {_counts(plan.kept)} left, {rest}"
-
-
-def _day(folder: Folder) -> str:
-    if folder.ended_ns is None:
-        return "-"
-    return f"{datetime.fromtimestamp(folder.ended_ns / 1e9, tz=UTC):%Y-%m-%d}"
 
 
 def _counts(folders: Sequence[Folder]) -> str:

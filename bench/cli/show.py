@@ -14,6 +14,8 @@ from click.core import ParameterSource
 from bench.cli.completion import complete_run, complete_strategy
 from bench.cli.options import DETAILS, FORMAT, OF_ALL_USERS, RUNS, STORE, NamedPath, NamedText
 from bench.errors import InfrastructureFailed, Misuse, plural, say
+from collectors.files import make_folder, write_named
+from workloads.cost_models.absent import Absent
 
 if TYPE_CHECKING:
     from bench.machine.machine import Machine
@@ -218,7 +220,6 @@ def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has
     from bench.analysis.prediction.scoring.before_run import predicted_steps
     from bench.report.run.summary import print_run
     from bench.store.history import History
-    from workloads.cost_models.absent import Absent
 
     if format_name != "table":  # The other formats contain only measurements.
         print_run(summary, format_name)
@@ -300,7 +301,6 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
 def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:
     """Write a run's collectives in nccl-tests' format, one file each."""
     from bench.report.nccl_tests.writer import encode
-    from collectors.files import make_folder, write_named
 
     if run is None:
         raise Misuse("--export needs a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")

@@ -174,7 +174,6 @@ def _late(
 
 
 def suites_in(history: History) -> tuple[str, ...]:
-    """Return the names of the suites in the history."""
     return tuple(sorted({record.suite for record in history.suite_runs(MOST_RUNS)}))
 
 

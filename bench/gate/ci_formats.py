@@ -59,22 +59,18 @@ def junit_xml(checks: Sequence[SuiteCheck]) -> str:
 def _tests(check: SuiteCheck) -> Iterator[tuple[str, str, str | None, str]]:
     """Yield each test's case, name, kind of problem (None if the test passed) and message."""
     for verdict in check.verdicts:
-        kind = None
+        kind, reason = None, reason_of(verdict)
+        sentence = f"{verdict_words(verdict)}: {change_words(verdict)}{': ' if reason else ''}{reason}"
         if verdict.outcome in BAD:
             kind = "failure"
+            if (cause := _cause(check, verdict)) is not None:
+                sentence += f"; cause: {cause}"
         elif verdict.outcome in ("insufficient_data", "late"):
             kind = "skipped"
-        yield verdict.key.case, figure_name(verdict), kind, _sentence(check, verdict)
+        yield verdict.key.case, figure_name(verdict), kind, sentence
     for missing in check.missing:
         if missing.is_alert:
             yield missing.what, missing.kind.replace("_", " "), "error", missing.reason
-
-
-def _sentence(check: SuiteCheck, verdict: Verdict) -> str:
-    reason = reason_of(verdict)
-    cause = _cause(check, verdict) if verdict.outcome in BAD else None
-    sentence = f"{verdict_words(verdict)}: {change_words(verdict)}{': ' if reason else ''}{reason}"
-    return sentence if cause is None else f"{sentence}; cause: {cause}"
 
 
 def _cause(check: SuiteCheck, verdict: Verdict) -> str | None:

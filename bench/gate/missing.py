@@ -157,7 +157,15 @@ def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[s
     # A fire drill that should have failed but ran to its end has failed, although its run is done.
     failed_names += [name for name in night.failed or () if name not in failed_names and name in runs]
     for name in failed_names:
-        yield Missing(kind="failed", suite=night.suite, what=name, reason=_why_failed(night, runs[name]))
+        run = runs[name]
+        if run.outcome in FAILED:
+            reason = run.outcome.replace("_", " ") + ("" if run.cause is None else f": {run.cause.text}")
+        else:
+            reason = (
+                f"its run is {run.outcome}, which is not how it should end; `observatory suite show {night.id}` shows"
+                " why"
+            )
+        yield Missing(kind="failed", suite=night.suite, what=name, reason=reason)
     failed_count = sum(night.cases.get(outcome, 0) for outcome in FAILED)
     if failed_count > len(failed_names):
         unknown = [name for name in night.failed or () if name not in failed_names]
@@ -173,14 +181,6 @@ def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[s
         else:
             reason = f"earlier nights have it, {night.id} does not"
             yield Missing(kind="vanished", suite=night.suite, what=name, reason=reason)
-
-
-def _why_failed(night: SuiteRecord, run: Summary) -> str:
-    if run.outcome not in FAILED:
-        return (
-            f"its run is {run.outcome}, which is not how it should end; `observatory suite show {night.id}` shows why"
-        )
-    return run.outcome.replace("_", " ") + ("" if run.cause is None else f": {run.cause.text}")
 
 
 def _figures(

@@ -342,7 +342,6 @@ def _traced(traces: TraceChange, time: StepChange | None, *, has_details: bool) 
 
 
 def check_document(check: SuiteCheck) -> dict[str, Any]:
-    """Return the check of a suite as a document for JSON."""
     return {
         "schema_version": SCHEMA_VERSION,
         "suite": check.suite,

@@ -228,15 +228,11 @@ def _why_left(path: Path, prefix: Prefix, lock: int | None) -> str | None:
         return f"a process on {host} made it; clean it there"
     if prefix in SHARED_PREFIXES:
         return "it has no lock of this program, so another program may use it"
-    if (age_s := time.time() - _changed_s(path)) < UNLOCKED_S:
+    entries = (Path(parent, name) for parent, *names in os.walk(path) for name in (*names[0], *names[1]))
+    age_s = time.time() - max(entry.lstat().st_mtime for entry in (path, *entries))
+    if age_s < UNLOCKED_S:
         return f"it has no lock, and changed {age_s / 86_400:.1f} days ago (limit: {UNLOCKED_S / 86_400:.0f} days)"
     return None
-
-
-def _changed_s(folder: Path) -> float:
-    """Return the Unix time of the last change in a folder."""
-    entries = (Path(parent, name) for parent, *names in os.walk(folder) for name in (*names[0], *names[1]))
-    return max(path.lstat().st_mtime for path in (folder, *entries))
 
 
 def _remove(folder: Path) -> None:

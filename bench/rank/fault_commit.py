@@ -31,9 +31,16 @@ def commit_at(fault: Fault | None, *, rank: int, step: int, device: Device) -> N
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "wait":
-            _wait_for_no_message(device)
-        case "memory":
-            _use_up_memory(device)
+            dist.recv(torch.empty(1, device=device), src=(dist.get_rank() + 1) % dist.get_world_size(), tag=7)
+            if device == "cuda":  # The receive itself does not block the host.
+                torch.cuda.synchronize()
+        case "memory":  # Allocate until torch raises RuntimeError, on CUDA its torch.OutOfMemoryError.
+            if device == "cpu":  # A limit makes that happen soon, so the kernel kills no other process.
+                used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (used_bytes + SPARE_BYTES, resource.RLIM_INFINITY))
+            allocations = []
+            while True:
+                allocations.append(torch.empty(SPARE_BYTES // 4, dtype=torch.uint8, device=device))
         case "hang":
             while True:
                 time.sleep(3600)
@@ -41,23 +48,3 @@ def commit_at(fault: Fault | None, *, rank: int, step: int, device: Device) -> N
             sys.exit(7)
         case "leave":
             os._exit(0)
-
-
-def _wait_for_no_message(device: Device) -> None:
-    dist.recv(torch.empty(1, device=device), src=(dist.get_rank() + 1) % dist.get_world_size(), tag=7)
-    if device == "cuda":  # The receive itself does not block the host.
-        torch.cuda.synchronize()
-
-
-def _use_up_memory(device: Device) -> None:
-    """Allocate until torch raises. On a CPU a limit makes that happen soon, so the kernel kills no other process.
-
-    Raises:
-        RuntimeError: no memory is left; torch.OutOfMemoryError on CUDA.
-    """
-    if device == "cpu":
-        used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used_bytes + SPARE_BYTES, resource.RLIM_INFINITY))
-    allocations = []
-    while True:
-        allocations.append(torch.empty(SPARE_BYTES // 4, dtype=torch.uint8, device=device))

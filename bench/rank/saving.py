@@ -77,7 +77,10 @@ class Saver:
             needed = checkpoint_bytes(self.workload)
             remove(self.folder, rank)  # The log also needs room.
             if as_full_disk(error) is not None:
-                raise DiskFull(self._advice(needed)) from error
+                raise DiskFull(
+                    f"No space left on device: a checkpoint in {self.folder} needs up to {needed:,} bytes for each of"
+                    f" {plural(case.ranks, 'rank')}; free as much, or choose another disk with --runs"
+                ) from error
             raise
         self.log.reading(
             "checkpoint",
@@ -107,9 +110,3 @@ class Saver:
             steps *= 2
         saved.exception()
         return ends_ns[0]
-
-    def _advice(self, needed: int) -> str:
-        return (
-            f"No space left on device: a checkpoint in {self.folder} needs up to {needed:,} bytes for each of"
-            f" {plural(self.order.case.ranks, 'rank')}; free as much, or choose another disk with --runs"
-        )

@@ -103,7 +103,11 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
     low = high = None
     if _why_no_interval(trials) is None:
         logarithms = [math.log(value) for value in trials]
-        low, high = _hull(fmean(logarithms), _half_width(logarithms), middle, *ordered_ends(trials))
+        centre, half_width = fmean(logarithms), _half_width(logarithms)
+        # The interval is widened to contain these values.
+        contained = middle, *ordered_ends(trials)
+        low = min(math.exp(centre - half_width), *contained)
+        high = max(math.exp(centre + half_width), *contained)
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
 
 
@@ -250,11 +254,6 @@ def _why_no_interval(trials: Sequence[float]) -> str | None:
     return _EQUAL_TRIALS if min(trials) == max(trials) else None
 
 
-def _hull(centre: float, half_width: float, *values: float) -> tuple[float, float]:
-    """Return the interval of logarithms, transformed back and widened to contain these values."""
-    return min(math.exp(centre - half_width), *values), max(math.exp(centre + half_width), *values)
-
-
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of the values' mean by Student's t; None for one value, or if all values are equal."""
     if _why_no_interval(values) is not None:
@@ -264,11 +263,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def _half_width(values: Sequence[float]) -> float:
     """Return half the width of Student's t interval of the mean."""
-    return _t_quantile(len(values) - 1) * math.sqrt(variance(values) / len(values))
-
-
-def _t_quantile(freedom: float) -> float:
-    """Return the two-sided quantile of Student's t."""
     from scipy.special import stdtrit  # Imported here: commands that only read estimates need no scipy.
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
+    return quantile * math.sqrt(variance(values) / len(values))

@@ -25,7 +25,7 @@ import msgspec
 from bench.errors import InfrastructureFailed, Misuse
 from collectors.files import make_subfolder, open_to_read
 from collectors.sample_log import Reading, read
-from collectors.traces.timeline import Timeline, save
+from collectors.traces.timeline import Timeline, load, save
 
 # Profiler windows of a run: trial<t>/rank<k>.timeline.npz, and the newest of each rank next to the ranks' logs
 
@@ -177,7 +177,6 @@ def _read(path: Path, rank: int | None) -> Answer:
 
 
 def _load(path: Path, rank: int | None) -> Timeline:
-    from collectors.traces.timeline import load
 
     with open_to_read(path) as file:
         is_whole = zipfile.is_zipfile(file)  # Checked first: numpy leaves other files open.

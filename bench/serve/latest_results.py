@@ -134,7 +134,6 @@ def _info(summary: Summary, series: str, machine: Machine | None) -> Sample:
 
 
 def _samples(summary: Summary, machine: Machine | None) -> Iterator[Owned]:
-    """Yield the samples of a result."""
     owner = _owner(summary)
     yield _info(summary, owner["series"], machine), {}
     yield RUN_LAST_COMPLETION.at(summary.ended_ns / 1e9, **owner), {}

@@ -109,6 +109,8 @@ def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
     ]
     for case, run in failed[:MOST_FAILURES]:
         cause = run.cause
+        # Without the path of the last lines, which is useful only on the node.
+        words = [] if cause is None else cause.text.partition("; its last lines are in ")[0].split()
         yield SUITE_CASE_FAILURE.at(
             1,
             suite=record.suite,
@@ -117,13 +119,8 @@ def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
             case_run=run.run,
             outcome=run.outcome if run.outcome in FAILED else "failed",
             rank="" if cause is None or cause.rank is None else str(cause.rank),
-            cause="" if cause is None else _in_short(cause.text),
+            cause=" ".join(words)[:_MOST_LETTERS],
         )
-
-
-def _in_short(text: str) -> str:
-    """Return what happened, without the path of the last lines, which is useful only on the node."""
-    return " ".join(text.partition("; its last lines are in ")[0].split())[:_MOST_LETTERS]
 
 
 class _Ends:
@@ -166,7 +163,14 @@ def _shown_runs(records: Iterable[SuiteRecord], *, has_active: bool) -> list[Sui
     """Return the newest ended run of each suite. has_active: also the active runs."""
     by_suite = _by_suite(records)
     ended = [next((run for run in reversed(runs) if run.outcome != "running"), None) for runs in by_suite.values()]
-    active = [run for runs in by_suite.values() for run in runs if has_active and _goes_on(run, runs[-1])]
+    # A run that stands still counts as active, because its runner may have died. If it made no progress before its
+    # suite was started again, it was abandoned, and nobody will resume it.
+    active = [
+        run
+        for runs in by_suite.values()
+        for run in runs
+        if has_active and run.outcome == "running" and runs[-1].started_ns <= run.progress_ns
+    ]
     return [*(run for run in ended if run is not None), *active]
 
 
@@ -190,14 +194,6 @@ def _newest(records: Iterable[SuiteRecord], *, has_active: bool) -> Iterator[Sam
         ended = [run for run in runs if run.outcome != "running"]
         if ended:
             yield SUITE_LAST_END.at(_end_ns(ended[-1]) / 1e9, suite=suite)
-
-
-def _goes_on(run: SuiteRecord, newest: SuiteRecord) -> bool:
-    """Return whether the run is active, or stands still because its runner may have died.
-
-    If a run made no progress before the suite was started again, it was abandoned, and nobody will resume it.
-    """
-    return run.outcome == "running" and newest.started_ns <= run.progress_ns
 
 
 def _end_ns(record: SuiteRecord) -> int:

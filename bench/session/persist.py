@@ -130,7 +130,12 @@ def _scaling(
         return (), ()
     if explicit_baseline is not None:
         return (_efficiency(summary, explicit_baseline, is_beside=False, is_told=True),), ()
-    cases = _one_rank_baselines(summary.case)
+    # A parameter server with one worker has the same baseline for both scalings, which counts as weak.
+    cases: dict[Scaling, Case] = {}
+    for scaling in get_args(Scaling):
+        baseline = one_rank_baseline(summary.case, scaling)
+        if baseline is not None and baseline.key() not in {other.key() for other in cases.values()}:
+            cases[scaling] = baseline
     efficiencies = [
         _efficiency(summary, candidate, is_beside=True)
         for case in cases.values()
@@ -140,19 +145,6 @@ def _scaling(
     if efficiencies or history is None:
         return tuple(efficiencies), ()
     return _against_history(summary, machine, cases, history)
-
-
-def _one_rank_baselines(case: Case) -> dict[Scaling, Case]:
-    """Return the case of one rank for each scaling that has one.
-
-    A parameter server with one worker has the same one for both scalings, which counts as weak.
-    """
-    cases: dict[Scaling, Case] = {}
-    for scaling in get_args(Scaling):
-        baseline = one_rank_baseline(case, scaling)
-        if baseline is not None and baseline.key() not in {other.key() for other in cases.values()}:
-            cases[scaling] = baseline
-    return cases
 
 
 def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:

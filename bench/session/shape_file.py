@@ -140,7 +140,6 @@ class _Config:
         self._values = {**(MODELS.get(model, {}) if isinstance(model, str) else {}), **document}
 
     def has(self, key: str) -> bool:
-        """Whether the key has a value."""
         return self._values.get(key) is not None
 
     def whole(self, key: str, *, most: int = MOST) -> int:

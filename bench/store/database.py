@@ -70,7 +70,9 @@ def parse_url(text: str) -> URL:
         raise Misuse(
             "the store's URL cannot be read; use for example sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
         ) from None
-    for host in _hosts(url):
+    # libpq accepts several hosts, also after the question mark; some are folders of sockets.
+    texts = (url.host or "", *url.normalized_query.get("host", ()))
+    for host in (host for text in texts for host in text.split(",") if not host.startswith(("/", "@"))):
         try:
             host.encode("idna")
         except UnicodeError:
@@ -86,12 +88,6 @@ def parse_url(text: str) -> URL:
             f"store {shown(url)} names no file and would store nothing; use for example sqlite:////FOLDER/history.sqlite"
         )
     return url
-
-
-def _hosts(url: URL) -> list[str]:
-    """Return the hosts in a URL, without socket folders: libpq accepts several, also after the question mark."""
-    hosts = [host for text in (url.host or "", *url.normalized_query.get("host", ())) for host in text.split(",")]
-    return [host for host in hosts if not host.startswith(("/", "@"))]
 
 
 def shown(url: URL) -> str:

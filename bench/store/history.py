@@ -85,7 +85,6 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
         self._engine.dispose()
 
     @contextmanager
@@ -243,7 +242,10 @@ class History:
         name, at, day = text.rpartition("@")
         name = name if at else text
         is_watched = RUNS.c.strategy == WATCHED
-        is_named = RUNS.c.summary_json.like(f'%"name":{_quoted(name)}%', escape="\\")
+        quoted = msgspec.json.encode(name).decode()
+        for letter in "\\%_":  # They have a meaning in a LIKE pattern.
+            quoted = quoted.replace(letter, f"\\{letter}")
+        is_named = RUNS.c.summary_json.like(f'%"name":{quoted}%', escape="\\")
         of_name = [
             each for each in self._summaries(_NEWEST.where(is_watched, is_named)) if each.case.watched_name == name
         ]
@@ -377,14 +379,6 @@ def check_store(url: str | None) -> None:
     with suppress(NoStoreYet, OlderStore, StoreGone), History(url, writable=False, is_glance=True):
         pass  # The run creates a missing store and migrates an older one.
     check_writable(parse_url(url or default_url()))
-
-
-def _quoted(name: str) -> str:
-    """Return the name as JSON, escaped for a LIKE pattern."""
-    text = msgspec.json.encode(name).decode()
-    for letter in "\\%_":
-        text = text.replace(letter, f"\\{letter}")
-    return text
 
 
 def _end_of_day(day: str, text: str) -> int:

@@ -67,7 +67,6 @@ class Folder:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the folder is deleted."""
         return self.goes is not None
 
     @property
@@ -96,7 +95,6 @@ class PrunePlan:
 
     @property
     def kept(self) -> tuple[Folder, ...]:
-        """The folders that stay."""
         return tuple(folder for folder in self.folders if not folder.is_deleted)
 
 
@@ -266,7 +264,8 @@ def _unreported(path: Path) -> Folder:
 def _suite(path: Path, unfinished: Collection[str], records: Mapping[str, SuiteRecord]) -> Folder:
     candidate = Folder(kind="suite run", path=path, size_bytes=_size(path))
     record = records.get(path.name)
-    if _is_suite_running(path):
+    ledger = path / LEDGER
+    if is_running(path) or (ledger.exists() and is_running(ledger)):
         candidate.stays = "it is active"
     elif record is None:
         candidate.stays = "it is not in this history"
@@ -333,10 +332,6 @@ def _size(folder: Path) -> int:
             status = path.lstat()
             size_bytes += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
     return size_bytes
-
-
-def _is_suite_running(folder: Path) -> bool:
-    return is_running(folder) or ((folder / LEDGER).exists() and is_running(folder / LEDGER))
 
 
 # Deleting

@@ -343,7 +343,7 @@ def _step_ratio(prediction: StoredPrediction | None, estimates: Sequence[Estimat
 
 def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
     """Return the estimates and notes of the joined profiler windows of the run's ranks."""
-    from bench.results.stragglers import joined_estimates  # Imported here: reading a summary needs no numpy.
+    from bench.results.stragglers import joined_estimates  # Imported here: reading a summary needs no analyser.
 
     try:
         return joined_estimates(case, folder, trials)

@@ -464,7 +464,6 @@ def _training_ranks(suite_case: SuiteCase, place: str) -> int:
 
 
 def _lever(name: str, table: Mapping[str, Any], cases: Mapping[str, Sequence[_Resolved]], path: Path) -> Lever:
-    """Return the lever of a table."""
     place = f"{path}: [lever.{name}]"
     off, on = (_one_case(table[key], cases, f"{place} {key}") for key in ("off", "on"))
     if off.block != on.block:

@@ -233,29 +233,24 @@ def call_of(work: Work, *, is_timed: bool = False) -> Call:
     more = f" and {len(tensors) - SHOWN} more" if len(tensors) > SHOWN else ""
     signature: tuple[object, ...] = ("message",) if work.is_message else tuple(names)
     if len(work.entries) == 1 and names[0] in ALIKE:
-        signature += _elements(first)
+        # What must be equal on all ranks: numbers of input and output elements, and the types.
+        given, filled = (sum(map(math.prod, sizes)) for sizes in (first.input_sizes, first.output_sizes))
+        signature += (given, filled, *sorted(set(first.input_dtypes)))
+    frames = first.frames if isinstance(first, CalledEntry) else ()
+    # The first frame that is not torch's, nor the watch's, which wraps some of torch's functions.
+    own = next(
+        (
+            frame
+            for frame in frames
+            if "torch" not in (file := PurePath(frame.filename)).parts and file.name != "observatory_watch_hooks.py"
+        ),
+        None,
+    )
     return Call(
         words=" and ".join(names) + (f" of {', '.join(tensors[:SHOWN])}{more}" if tensors else ""),
         signature=signature,
         created_ns=end.time_created_ns,
         is_complete=end.state == "completed" or end.retired,
         has_begun=end.state != "scheduled" if is_timed else None,
-        where=_where(first),
+        where=None if own is None else f"{own.filename}:{own.line} in {own.name}",
     )
-
-
-def _elements(entry: Entry) -> tuple[object, ...]:
-    """Return what must be equal on all ranks: numbers of input and output elements, and the types."""
-    given, filled = (sum(map(math.prod, sizes)) for sizes in (entry.input_sizes, entry.output_sizes))
-    return given, filled, *sorted(set(entry.input_dtypes))
-
-
-def _is_passed_over(file: PurePath) -> bool:
-    """Return whether a file belongs to torch, or to the watch, which wraps some of torch's functions."""
-    return "torch" in file.parts or file.name == "observatory_watch_hooks.py"
-
-
-def _where(entry: Entry) -> str | None:
-    frames = entry.frames if isinstance(entry, CalledEntry) else ()
-    own = next((frame for frame in frames if not _is_passed_over(PurePath(frame.filename))), None)
-    return None if own is None else f"{own.filename}:{own.line} in {own.name}"

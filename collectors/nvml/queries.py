@@ -110,10 +110,6 @@ class _Fact:
     can_change: bool = False
 
 
-def _pcie_capability(nvml: Nvml, handle: Any) -> str:
-    return f"{nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)} x{nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)}"
-
-
 def _nvlink(nvml: Nvml, handle: Any) -> str:
     states = nvlinks(nvml, handle)
     if not any(states):
@@ -145,7 +141,11 @@ _FACTS = (
     _Fact("name", "name", lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu)),
     _Fact("serial", "serial number", lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu)),
     _Fact("pci_address", "PCI address", pci_address),
-    _Fact("pcie", "PCIe capability", _pcie_capability),
+    _Fact(
+        "pcie",
+        "PCIe capability",
+        lambda nvml, gpu: f"{nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)} x{nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)}",
+    ),
     _Fact("vbios", "VBIOS version", lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu)),
     _Fact("numa", "NUMA node", _numa_nodes),
     _Fact(

@@ -226,7 +226,13 @@ class Server(ThreadingMixIn, TCPServer):
                 self._clients[request] = _Client(socket=request, network=network, awaited_since_s=time.monotonic())
                 return True
         self._on_notice(f"{full} are served at once; more are turned away")
-        _turn_away(request)
+        # Never wait for the client, and read its data first, since closing a socket with unread data resets the
+        # connection.
+        with contextlib.suppress(OSError):
+            request.settimeout(0)
+            with contextlib.suppress(BlockingIOError):
+                request.recv(1 << 16)
+            request.send(_TURNED_AWAY)
         return False
 
     def service_actions(self) -> None:
@@ -249,7 +255,10 @@ class Server(ThreadingMixIn, TCPServer):
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
             client = self._clients.pop(request, None)
-            _close(request if client is None else client.socket)
+            opened = request if client is None else client.socket
+            with contextlib.suppress(OSError):  # The client disconnected already.
+                socket.socket.shutdown(opened, socket.SHUT_WR)
+            opened.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report an error in serving a client, unless the client disconnected."""
@@ -287,7 +296,11 @@ class Server(ThreadingMixIn, TCPServer):
             return False
         except ssl.SSLError as error:
             if error.reason == "HTTP_REQUEST":
-                _answer_in_plain(tls_socket)
+                # Answer in plain HTTP. Read the request first, since closing a socket with unread data resets the
+                # connection.
+                with contextlib.suppress(OSError):
+                    socket.socket.recv(tls_socket, 1 << 16)
+                    socket.socket.sendall(tls_socket, _PLAIN_ON_TLS)
             self._on_notice(f"a client was refused: TLS reports {error.reason or error}")
             return False
         return True
@@ -314,34 +327,6 @@ def _hang_up(client: _Client, how: int = socket.SHUT_RDWR) -> None:
     with contextlib.suppress(OSError):  # The client disconnected already.
         # Not SSLSocket.shutdown, after which the socket would continue in plain text.
         socket.socket.shutdown(client.socket, how)
-
-
-def _close(client: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # The client disconnected already.
-        socket.socket.shutdown(client, socket.SHUT_WR)
-    client.close()
-
-
-def _turn_away(client: socket.socket) -> None:
-    """Reply that there is no place, without ever waiting for the client.
-
-    Read its data first, since closing a socket with unread data resets the connection.
-    """
-    with contextlib.suppress(OSError):
-        client.settimeout(0)
-        with contextlib.suppress(BlockingIOError):
-            client.recv(1 << 16)
-        client.send(_TURNED_AWAY)
-
-
-def _answer_in_plain(client: ssl.SSLSocket) -> None:
-    """Answer a client that sent plain HTTP to the TLS port, bypassing TLS.
-
-    Read its request first, since closing a socket with unread data resets the connection.
-    """
-    with contextlib.suppress(OSError):
-        socket.socket.recv(client, 1 << 16)
-        socket.socket.sendall(client, _PLAIN_ON_TLS)
 
 
 class _Handler(WSGIRequestHandler):

@@ -189,7 +189,13 @@ class CudaStopwatch:
     def _alone(self, call: Callable[[], object], calls: int, spin_s: float, *, before: int) -> float | None:
         """Return device seconds from start to end, after a spin and `before` calls; None if the host was late."""
         if not self._cycles_per_s:
-            self._cycles_per_s = self._calibrated()
+            # The clock may change later, but the length of a spin need not be exact.
+            begun, ended = self._queue.new_event(), self._queue.new_event()
+            begun.record()
+            self._queue.spin(CALIBRATING_CYCLES)
+            ended.record()
+            self._queue.synchronize()
+            self._cycles_per_s = CALIBRATING_CYCLES / (begun.elapsed_time(ended) / 1e3)
         spun, begun, ended = (self._queue.new_event() for _ in range(3))
         self._queue.spin(round(spin_s * self._cycles_per_s))
         spun.record()
@@ -202,15 +208,6 @@ class CudaStopwatch:
         was_ahead = not spun.query()
         self._queue.synchronize()
         return begun.elapsed_time(ended) / 1e3 if was_ahead else None
-
-    def _calibrated(self) -> float:
-        """Return spin cycles per second. The clock may change later, but the length of a spin need not be exact."""
-        begun, ended = self._queue.new_event(), self._queue.new_event()
-        begun.record()
-        self._queue.spin(CALIBRATING_CYCLES)
-        ended.record()
-        self._queue.synchronize()
-        return CALIBRATING_CYCLES / (begun.elapsed_time(ended) / 1e3)
 
     def _prepare(self, call: Callable[[], object], warm_up: int) -> int:
         """Warm up and meet the other ranks; return the Unix time when all are ready, in nanoseconds."""

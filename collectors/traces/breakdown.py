@@ -113,13 +113,9 @@ def why_no_communication(timeline: Timeline) -> str | None:
     chosen = timeline.kind == KINDS.index("compute")
     numbers, counts = np.unique(timeline.name[chosen], return_counts=True)
     often = [timeline.names[numbers[index]] for index in np.argsort(-counts, kind="stable")[:NAMES_SHOWN]]
-    shown = ", ".join(_shortened(name) for name in often) or "none"
+    # The template arguments in a kernel's name may be pages of C++.
+    shown = ", ".join(name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..." for name in often) or "none"
     return f"no communication kernels found; names seen: {shown}"
-
-
-def _shortened(name: str) -> str:
-    """Shorten a kernel's name, whose template arguments may be pages of C++."""
-    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..."
 
 
 def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:

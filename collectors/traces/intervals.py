@@ -43,7 +43,6 @@ def length_ns(intervals: Times) -> int:
 
 
 def intersection(these: Times, others: Times) -> Times:
-    """Return the intersection of two sets."""
     if not these.size or not others.size:
         return np.empty((0, 2), dtype=np.int64)
     # Both are sorted and disjoint, so each interval of `these` overlaps a run of consecutive intervals of `others`:

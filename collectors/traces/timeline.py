@@ -221,7 +221,6 @@ OF_VERSION_1 = ("name", "kind", "start_ns", "end_ns", "stream")
 
 
 def save(timeline: Timeline, path: Path) -> None:
-    """Write the Timeline to a file."""
     columns = {name: getattr(timeline, name) for name in COLUMNS}
     columns |= {f"allocations_{name}": getattr(timeline.allocations, name) for name in ALLOCATION_COLUMNS}
     with drafted(path) as file:

@@ -257,7 +257,11 @@ class Watch:
             if self.is_over:
                 return
         elapsed = now - self._end_ns if self._end_ns is not None and self._is_whole else None
-        before, self._event = self._event, self._device_event()
+        cuda, event = self._cuda(), None
+        if cuda is not None:
+            event = cuda.Event(enable_timing=True)
+            event.record()
+        before, self._event = self._event, event
         has_phases, known = self.has_phases, self.has_phases and self._backward_calls > 0
         self._rows.append(
             (
@@ -277,14 +281,6 @@ class Watch:
             self.on_step()
 
     # The device: no CUDA call before the script's first, and none while a graph is captured.
-
-    def _device_event(self) -> Any:
-        cuda = self._cuda()
-        if cuda is None:
-            return None
-        event = cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     def _is_capturing(self) -> bool:
         """Whether a CUDA graph is being captured: an event would invalidate the capture."""

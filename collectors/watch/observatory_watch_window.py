@@ -305,7 +305,9 @@ class Windows:
         if self._proposal is not None:
             self._handled = self._proposal["id"]
         if self._is_mine and self._proposal is not None:
-            self._take_away()
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # An unreadable file is no request.
+                if self._request() == self._proposal:  # Else ours was withdrawn, and this is a newer one.
+                    os.unlink(os.path.join(self._hook, REQUEST))
         self._proposal = self._window = self._tracer = None
         atexit.unregister(self.close)
         if self._finalizer is not None:
@@ -436,11 +438,6 @@ class Windows:
             return None
         number, steps = int(request["id"]), min(MOST_STEPS, max(1, int(request["steps"])))
         return {"id": number, "steps": steps, "why": str(request["why"])[:200]}
-
-    def _take_away(self) -> None:
-        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # An unreadable file is no request.
-            if self._request() == self._proposal:  # Else ours was withdrawn, and this is a newer one.
-                os.unlink(os.path.join(self._hook, REQUEST))
 
     def _path(self, window: dict[str, Any], name: str) -> str:
         return os.path.join(self._watch.settings["folder"], FOLDER, str(window["id"]), name)

@@ -41,7 +41,6 @@ class Board:
         return version
 
     def has_tag(self, tag: str) -> bool:
-        """Whether the dashboard has this tag."""
         tags = self.document.get("tags")
         return isinstance(tags, list) and tag in tags
 

@@ -239,8 +239,6 @@ def _ring_refusals(setup: Setup) -> Iterator[str]:
 
 
 class RingAttentionSpec(SequenceSpec):
-    """Spec of `ring_attention`."""
-
     name = "ring_attention"
     summary = "sequences sharded over ranks by positions; keys and values pass around a ring during attention"
     options = (
@@ -385,8 +383,6 @@ def _head_refusals(setup: Setup) -> Iterator[str]:
 
 
 class UlyssesSpec(SequenceSpec):
-    """Spec of `ulysses`."""
-
     name = "ulysses"
     summary = "sequences sharded over ranks by positions, and by heads in attention: all_to_all (DeepSpeed-Ulysses)"
     parity = Parity(

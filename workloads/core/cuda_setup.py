@@ -50,13 +50,17 @@ def cuda_model(setup: Setup, data_ranks: int, *, is_gathered: bool = False) -> C
     size, weights = microbatch(setup, data_ranks), weights_of(setup)
     copies = "none" if setup.precision == "fp32" else _COPIES[weights]
     is_math = pinned_kernel(setup) == "math"
+    # As backward leaves a weight's gradient.
+    gradient = stream_bytes(setup) if is_gathered else FULL_BYTES
+    if weights == "bf16":
+        gradient = gradient_bytes(setup)
     return CudaModel(
         shape=setup.shape,
         sequences=size.sequences,
         positions=setup.shape.sequence,
         stream_bytes=stream_bytes(setup),
         product_bytes=ELEMENT_BYTES[setup.precision],
-        gradient_bytes=_gradient_bytes(setup, is_gathered=is_gathered),
+        gradient_bytes=gradient,
         copies="none" if is_gathered and copies == "each" else copies,
         is_efficient=pinned_kernel(setup) == "efficient" or (setup.precision == "fp32" and not is_math),
         is_math=is_math,
@@ -64,10 +68,3 @@ def cuda_model(setup: Setup, data_ranks: int, *, is_gathered: bool = False) -> C
         checkpoint_every=size.checkpoint_every,
         loss_chunks=loss_chunks(setup),
     )
-
-
-def _gradient_bytes(setup: Setup, *, is_gathered: bool) -> int:
-    """Return the bytes of an element of a weight's gradient as backward leaves it."""
-    if weights_of(setup) == "bf16":
-        return gradient_bytes(setup)
-    return stream_bytes(setup) if is_gathered else FULL_BYTES

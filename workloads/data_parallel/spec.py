@@ -191,8 +191,6 @@ class ReplicaSpec(StrategySpec):
 
 
 class DdpSpec(ReplicaSpec):
-    """Spec of `ddp`."""
-
     name = "ddp"
     summary = "data parallel: full model on each rank, gradients averaged during backward"
     options = (
@@ -318,8 +316,6 @@ class DdpSpec(ReplicaSpec):
 
 
 class SingleSpec(ReplicaSpec):
-    """Spec of `single`."""
-
     name = "single"
     summary = "one rank trains the full model; the baseline of all others"
     options = TRAINING_OPTIONS
@@ -354,8 +350,6 @@ class SingleSpec(ReplicaSpec):
 
 
 class Zero1Spec(ReplicaSpec):
-    """Spec of `zero1`."""
-
     name = "zero1"
     summary = (
         "ZeRO-1: as ddp, but ranks shard optimizer states by whole weights, and so unevenly; with weights=bf16 the"

@@ -127,8 +127,6 @@ def _engine(setup: Setup) -> EngineModel:
 
 
 class DeepSpeedSpec(StrategySpec):
-    """Spec of `deepspeed`."""
-
     name = "deepspeed"
     summary = "DeepSpeed's own engine (an extra to install): ZeRO stages 0 to 3, optionally with CPU offload"
     options = (

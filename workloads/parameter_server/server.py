@@ -160,7 +160,12 @@ class SynchronousServer:
         """Make one update. The batch is empty."""
         self._share.begin_step()
         with self._phase("wait"):
-            pushes = self._take_one_of_each()
+            arrived: dict[int, Push] = {}
+            while missing := set(self._workers) - set(arrived):
+                push = self._inbox.take(missing)
+                arrived[push.worker] = push
+            # In the order of the workers, so that sums do not depend on the order of arrival.
+            pushes = [arrived[worker] for worker in self._workers]
         with self._phase("optimizer"), torch.no_grad():
             self._update(pushes)
             weights = self._share.weights(len(pushes))
@@ -175,14 +180,6 @@ class SynchronousServer:
 
     def gradient_norm(self) -> Tensor | None:
         return self._gradient_norm
-
-    def _take_one_of_each(self) -> list[Push]:
-        """Return this step's pushes in the order of the workers, so that sums do not depend on the order of arrival."""
-        pushes: dict[int, Push] = {}
-        while missing := set(self._workers) - set(pushes):
-            push = self._inbox.take(missing)
-            pushes[push.worker] = push
-        return [pushes[worker] for worker in self._workers]
 
     def _update(self, pushes: Sequence[Push]) -> None:
         means, *others = [self._share.take_in(push) for push in pushes]

@@ -193,14 +193,10 @@ def pipeline_cuda_peak(
         )
         step = step.then(part.times(times))
     step = step.then(Tape().brief(after_backward_bytes).stretch())
-    held = tokens_bytes(model, pipeline.microbatches) + _buffers_bytes(pipeline, model, own)
+    # Receive buffers for streams and their gradients.
+    sides = sum((stage > 0) + (stage < pipeline.stages - 1) for stage in own)
+    held = tokens_bytes(model, pipeline.microbatches) + sides * pipeline.microbatches * model.stream
     if 0 in own:
         held += INDEX_BYTES * pipeline.microbatches * model.sequences * model.shape.sequence
     gathered = Tape().change(gathered_bytes, "parameters").stretch()
     return predict(gathered.then(step), states=states, buffers_bytes=len(own) * tables_bytes(model), held_bytes=held)
-
-
-def _buffers_bytes(pipeline: Pipeline, model: CudaModel, own: Sequence[int]) -> int:
-    """Return the bytes of the receive buffers for streams and their gradients."""
-    sides = sum((stage > 0) + (stage < pipeline.stages - 1) for stage in own)
-    return sides * pipeline.microbatches * model.stream

@@ -248,8 +248,6 @@ class PipelineSpec(StrategySpec):
 
 
 class GpipeSpec(PipelineSpec):
-    """Spec of `gpipe`."""
-
     name = "gpipe"
     summary = "GPipe: one stage of the model per rank; all microbatches forward, then all backward"
     only_schedule = "gpipe"
@@ -259,8 +257,6 @@ class GpipeSpec(PipelineSpec):
 
 
 class InterleavedSpec(PipelineSpec):
-    """Spec of `interleaved`."""
-
     name = "interleaved"
     summary = "interleaved 1F1B: several smaller stages per rank, so that the pipeline fills sooner"
     only_schedule = "interleaved"
@@ -288,8 +284,6 @@ class OneFOneBSpec(PipelineSpec):
 
 
 class PipelineNaiveSpec(PipelineSpec):
-    """Spec of `pipeline_naive`."""
-
     name = "pipeline_naive"
     summary = "naive model parallel: the batch passes from stage to stage, and one rank computes at a time"
     only_schedule = "naive"

@@ -156,8 +156,6 @@ def _algorithm_refusals(setup: Setup) -> list[str]:
 
 
 class AllReduceSpec(ProbeSpec):
-    """Spec of the probe `all_reduce`."""
-
     name = "all_reduce"
     summary = "textbook algorithms of all-reduce, each compared with the library's own"
     options = (
@@ -265,8 +263,6 @@ def _collectives_size_refusals(setup: Setup) -> list[str]:
 
 
 class CollectivesSpec(ProbeSpec):
-    """Spec of the probe `collectives`."""
-
     name = "collectives"
     summary = "the library's collectives, at each size of a sweep, as nccl-tests measures them"
     options = (
@@ -324,8 +320,6 @@ def size_bytes(setup: Setup) -> int:
 
 
 class CopiesSpec(ProbeSpec):
-    """Spec of the probe `copies`."""
-
     name = "copies"
     summary = "memory bandwidth: copy and triad on a CPU; on CUDA within the GPU, and between host and GPU"
     options = (
@@ -369,8 +363,6 @@ def _matmul_largest(setup: Setup) -> int:
 
 
 class MatmulSpec(ProbeSpec):
-    """Spec of the probe `matmul`."""
-
     name = "matmul"
     summary = "FLOP/s of a device on square matrix products, by size, in the precision of the run"
     options = (
@@ -429,8 +421,6 @@ def rounds(ranks: int, stride: int) -> list[list[Pair]]:
 
 
 class PairsSpec(ProbeSpec):
-    """Spec of the probe `pairs`."""
-
     name = "pairs"
     summary = "bandwidth between neighbours on a ring of ranks or nodes, pair by pair, both ways at once"
     options = (

@@ -134,8 +134,6 @@ def divided_weights(ranks: int) -> Mapping[Weights, str]:
 
 
 class TensorParallelSpec(StrategySpec):
-    """Spec of `tensor_parallel`."""
-
     name = "tensor_parallel"
     summary = "each matrix product sharded over ranks, by columns and then by rows (Megatron-LM, on DTensor)"
     options = (*TRAINING_OPTIONS, SEQUENCE_PARALLEL, LOSS_PARALLEL, ASYNC_TP)

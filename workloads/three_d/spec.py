@@ -143,8 +143,6 @@ def _places(axes: Mapping[str, int]) -> str:
 
 
 class ThreeDSpec(PipelineSpec):
-    """Spec of `three_d`."""
-
     name = "three_d"
     summary = "data x tensor x pipeline parallel on one mesh: replicas of pipelines with sharded matrix products"
     options = (

@@ -175,5 +175,4 @@ def _refusals(outcomes: Iterable[Outcome]) -> tuple[Refused, ...]:
 
 
 def training_specs() -> tuple[StrategySpec, ...]:
-    """Return the specs of all strategies that train."""
     return tuple(spec for spec in SPECS if spec.kind == "training")

@@ -102,17 +102,13 @@ def _neighbours(ranking: Ranking, best: Candidate, option: Option) -> Iterator[N
         if outcome.setups.cases:
             yield _feasible_neighbour(best, option, value, outcome)
         elif (reason := _refusal(best.case, options)) is not None:
-            yield _refused_neighbour(option, value, reason)
+            clause = reason.split("; ")[0].split(": ")[0]
+            yield Neighbour(option=option.name, value=value, step_ratio=None, words=f"is refused ({clause})")
 
 
 def _refusal(case: Case, options: dict[str, OptionValue]) -> str | None:
     reasons = case.spec().all_refusals(replace(case, options={**case.options, **options}), is_here=False)
     return reasons[0] if reasons else None
-
-
-def _refused_neighbour(option: Option, value: OptionValue, reason: str) -> Neighbour:
-    clause = reason.split("; ")[0].split(": ")[0]
-    return Neighbour(option=option.name, value=value, step_ratio=None, words=f"is refused ({clause})")
 
 
 def _feasible_neighbour(best: Candidate, option: Option, value: OptionValue, outcome: Outcome) -> Neighbour:

@@ -67,7 +67,6 @@ class Ground:
     origin: str = ORIGIN
 
     def rates(self, case: Case) -> Calibration:
-        """Return the rates of a case."""
         return self.by_strategy.get(case.strategy, self.calibration)
 
     @property

@@ -208,9 +208,12 @@ class Pricing:
         return self._candidates[key]
 
     def _candidate(self, case: Case) -> Candidate | Absent:
-        optimizer_s = self._optimizer_s(case)
-        if isinstance(optimizer_s, Absent):
-            return optimizer_s
+        memory, moved_bytes = self.ground.rates(case).memory, optimizer_bytes(case)
+        assert not isinstance(memory, Absent), "a ground has the memory's rate"
+        if isinstance(moved_bytes, Absent):
+            return moved_bytes
+        # On the rank with the largest update.
+        optimizer_s = {corner: moved_bytes / memory.at(corner) for corner in CORNERS}
         compute = self.compute(case)
         step = self._step(case, compute)
         if isinstance(step, Absent):
@@ -233,14 +236,6 @@ class Pricing:
                 for pair, (computing, links) in RATE_PAIRS.items()
             },
         )
-
-    def _optimizer_s(self, case: Case) -> dict[Corner, float] | Absent:
-        """Return the optimizer's time at each corner, on the rank with the largest update."""
-        memory, moved_bytes = self.ground.rates(case).memory, optimizer_bytes(case)
-        assert not isinstance(memory, Absent), "a ground has the memory's rate"
-        if isinstance(moved_bytes, Absent):
-            return moved_bytes
-        return {corner: moved_bytes / memory.at(corner) for corner in CORNERS}
 
     def _step(self, case: Case, compute: ComputeTime) -> StepTime | Absent:
         if is_fp8(case):

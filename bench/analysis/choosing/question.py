@@ -91,12 +91,7 @@ class Question:
         is_set = any(text.startswith(f"{WEIGHTS.name}=") for text in self.options)
         if self.precision != "bf16" or is_set or WEIGHTS.name not in values:
             return case
-        return _with_weights(case)
-
-
-def _with_weights(case: Case) -> Case:
-    """Return the case with the common weights, unless its spec refuses them."""
-    rounded = replace(case, options={**case.options, WEIGHTS.name: SAME_WEIGHTS})
-    spec = case.spec()
-    refused = set(spec.all_refusals(rounded, is_here=False)) - set(spec.all_refusals(case, is_here=False))
-    return case if any(WEIGHTS.name in reason for reason in refused) else rounded
+        # The common weights, unless the spec refuses them.
+        rounded = replace(case, options={**case.options, WEIGHTS.name: SAME_WEIGHTS})
+        refused = set(spec.all_refusals(rounded, is_here=False)) - set(spec.all_refusals(case, is_here=False))
+        return case if any(WEIGHTS.name in reason for reason in refused) else rounded

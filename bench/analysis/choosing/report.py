@@ -230,7 +230,6 @@ def choice_rows(ranking: Ranking) -> Iterator[dict[str, Any]]:
 
 
 def choice_document(ranking: Ranking, explanations: list[Explanation]) -> dict[str, Any]:
-    """Return the whole choice, for JSON."""
     return {
         "objective": ranking.objective,
         "machine": None if ranking.ground.machine is None else ranking.ground.machine.name,

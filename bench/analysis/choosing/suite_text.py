@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from bench.analysis.choosing.candidates import Ranking
-from bench.case import Case, options_set
+from bench.case import options_set
 from bench.errors import Misuse
 from bench.session.shape_file import is_shape_file
 from collectors.files import replace_file
@@ -37,6 +37,14 @@ def write_suite(path: Path, ranking: Ranking, *, shape_name: str, command: str) 
 def suite_text(ranking: Ranking, *, shape_name: str, folder: Path, command: str) -> str:
     """Return the text of the suite file. folder: of the file, to which a config.json's path is relative."""
     first = ranking.candidates[0].case
+    shape = os.path.relpath(shape_name, folder) if is_shape_file(shape_name) else shape_name
+    # The batch, and dimensions that the shape's preset does not have.
+    preset = PRESETS.get(shape_name)
+    dimensions = [
+        name
+        for name in DIMENSIONS
+        if name == "batch" or preset is None or getattr(preset, name) != getattr(first.shape, name)
+    ]
     lines = [
         f"# Candidates of `{command}`, best predicted first. Made by observatory; change it freely.",
         "schema_version = 1",
@@ -47,8 +55,8 @@ def suite_text(ranking: Ranking, *, shape_name: str, folder: Path, command: str)
         f"backend = {_toml(first.backend)}",
         f"ranks = {first.ranks}",
         f"precision = {_toml(first.precision)}",
-        f"shape = {_toml(_shape(shape_name, folder))}",
-        *(f"{name} = {getattr(first.shape, name)}" for name in _dimensions(first, shape_name)),
+        f"shape = {_toml(shape)}",
+        *(f"{name} = {getattr(first.shape, name)}" for name in dimensions),
         'block = "candidates"',
     ]
     if first.device == "cuda":
@@ -67,20 +75,6 @@ def suite_text(ranking: Ranking, *, shape_name: str, folder: Path, command: str)
             inner = ", ".join(f"{name} = {_toml(value)}" for name, value in options.items())
             lines.append(f"options = {{ {inner} }}")
     return "\n".join(lines) + "\n"
-
-
-def _shape(shape_name: str, folder: Path) -> str:
-    return os.path.relpath(shape_name, folder) if is_shape_file(shape_name) else shape_name
-
-
-def _dimensions(case: Case, shape_name: str) -> list[str]:
-    """Return the dimensions that the suite must set: the batch, and those that the shape's preset does not have."""
-    preset = PRESETS.get(shape_name)
-    return [
-        name
-        for name in DIMENSIONS
-        if name == "batch" or preset is None or getattr(preset, name) != getattr(case.shape, name)
-    ]
 
 
 def _toml(value: OptionValue) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import get_args
 
 from bench.case import LONGEST_NOTE, Case, Purpose, find_spec, known_options
 from bench.engines.local import LocalEngine
@@ -19,6 +20,7 @@ from bench.session.persist import PersistedRuns
 from bench.session.session import Session
 from bench.suite.progress import Progress
 from workloads.cost_models.shape import DIMENSIONS
+from workloads.spec import Backend, ChosenPrecision, Device, SaveMode
 
 _ALIKE = ("trials", "steps", "warm_up", "trace_steps", "seed")
 """Settings that must be equal on both sides: how often and how long they are measured, and with which weights."""
@@ -90,9 +92,6 @@ def check_choices(args: CaseArgs, side: str) -> CaseArgs:
     Raises:
         Misuse: a value is unknown; the message lists the known values.
     """
-    from typing import get_args
-
-    from workloads.spec import Backend, ChosenPrecision, Device, SaveMode
 
     kinds = (("device", Device), ("backend", Backend), ("precision", ChosenPrecision), ("save_mode", SaveMode))
     for key, kind in kinds:

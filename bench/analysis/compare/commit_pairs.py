@@ -122,5 +122,4 @@ def bisected_lines(bisected: Bisected, figure: str, repository: Path) -> list[st
 
 
 def bisected_document(bisected: Bisected, key: SeriesKey) -> dict[str, Any]:
-    """Return the result for JSON."""
     return {"schema_version": SCHEMA_VERSION, **key.row, **msgspec.to_builtins(bisected)}

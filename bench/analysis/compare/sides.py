@@ -96,7 +96,10 @@ def find_side(text: str, history: History) -> Side:
         return _of_run(history.find(text))
     if text in suites:
         return _of_suite_run(records[text], history)
-    commits = _commits(text, history)
+    commits: dict[str, list[Summary]] = {}
+    if re.fullmatch(rf"[0-9a-fA-F]{{{LEAST_DIGITS},40}}", text):
+        for summary in history.at_commit(text.lower(), MOST_RUNS):
+            commits.setdefault(summary.commit or "", []).append(summary)
     candidates: list[tuple[Kind, str]] = [("run", name) for name in runs]
     candidates += [("suite run", name) for name in suites if name.startswith(text)]
     candidates += [("commit", commit) for commit in commits]
@@ -122,15 +125,6 @@ def side_of_folder(text: str, runs: Path) -> Side | None:
     """
     folders = [folder for folder in (Path(text), runs / text) if (folder / "case.json").is_file()]
     return _of_run(run_dir.load(folders[0])) if folders else None
-
-
-def _commits(text: str, history: History) -> dict[str, list[Summary]]:
-    """Return the runs of each commit in the history that begins with the text, newest first."""
-    commits: dict[str, list[Summary]] = {}
-    if re.fullmatch(rf"[0-9a-fA-F]{{{LEAST_DIGITS},40}}", text):
-        for summary in history.at_commit(text.lower(), MOST_RUNS):
-            commits.setdefault(summary.commit or "", []).append(summary)
-    return commits
 
 
 def _unknown(text: str, history: History, suites: Sequence[str]) -> Misuse:
@@ -285,7 +279,11 @@ def _by_series(a: Side, b: Side) -> Matched:
         if len(ours) == len(theirs) == 1:
             both = [(ours[0], theirs[0])]
         if not both and theirs:
-            missing.append(_which_is_meant((a, ours), (b, theirs)))
+            side, names = (a, ours) if len(ours) > 1 else (b, theirs)
+            runs = ", ".join(f"{name} ({side.cases[name].run})" for name in names)
+            missing.append(
+                f"{ours[0]} is not compared: {side.title} has several cases of its series: {runs}; name one of the runs"
+            )
             continue
         pairs += [
             pair(name, a.cases[name], b.cases[other]) for name, other in both if a.cases[name].run != b.cases[other].run
@@ -311,15 +309,6 @@ def _are_one_case(a: Summary, b: Summary) -> bool:
     """Whether both are runs of the same case of a suite."""
     ours, theirs = a.purpose.member, b.purpose.member
     return ours is not None and theirs is not None and (ours.suite, ours.case) == (theirs.suite, theirs.case)
-
-
-def _which_is_meant(*sides: tuple[Side, list[str]]) -> str:
-    """Return the line on a series of which a side has several cases, so that the intended case is unclear."""
-    side, names = next((side, names) for side, names in sides if len(names) > 1)
-    runs = ", ".join(f"{name} ({side.cases[name].run})" for name in names)
-    return (
-        f"{sides[0][1][0]} is not compared: {side.title} has several cases of its series: {runs}; name one of the runs"
-    )
 
 
 def pair(name: str, a: Summary, b: Summary) -> Pair:

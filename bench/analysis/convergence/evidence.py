@@ -100,7 +100,6 @@ CheckFinding: TypeAlias = RootCause | NoCause
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """List the ranks in words."""
     return join_names([f"rank {rank}" for rank in ranks])
 
 

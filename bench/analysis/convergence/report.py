@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 from rich.console import Console
 
-from bench.analysis.convergence.check import ConvergenceVerdict, Losses, limits_of
+from bench.analysis.convergence.check import ConvergenceVerdict, limits_of
 from bench.case import Case
 from bench.report.table import Block, Table, whole, write
 from workloads.core.precision_options import WEIGHTS
@@ -17,7 +17,6 @@ COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio
 
 
 def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, console: Console | None = None) -> None:
-    """Print the verdict on a case."""
     losses = [{name: getattr(step, name) for name in COLUMNS} for step in verdict.losses]
     head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
     write(
@@ -59,7 +58,11 @@ def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
     elif verdict.parted_at is None:
         yield f"disagrees: losses of {title} agree in all {steps} steps ({widest}), but the computations differ"
     else:
-        gap = _gap(verdict.losses[verdict.parted_at])
+        first = verdict.losses[verdict.parted_at]
+        gap = "one of them is not finite"
+        if first.difference_ratio is not None:
+            allowed = f"{_ratio(first.tolerance_ratio)} is allowed"
+            gap = f"they differ by {_ratio(first.difference_ratio)} of the loss; {allowed}"
         yield f"disagrees: losses of {title} and of one rank diverge in step {verdict.parted_at}; {gap}"
     for culprit in verdict.causes:
         yield f"cause: {culprit.cause}, from step {culprit.step}: {culprit.text}. Next: {culprit.next_move}"
@@ -89,12 +92,6 @@ def tolerance_words(case: Case) -> str:
         f" {arithmetic}; and at least {limits.rounding_factor:g} times the change that reversed batches cause on the"
         " one rank"
     )
-
-
-def _gap(losses: Losses) -> str:
-    if losses.difference_ratio is None:
-        return "one of them is not finite"
-    return f"they differ by {_ratio(losses.difference_ratio)} of the loss; {_ratio(losses.tolerance_ratio)} is allowed"
 
 
 def _ratio(value: float | None) -> str:

@@ -374,15 +374,12 @@ def _host(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         )
     for node in observed.nodes:
         if node.busy_ratio is not None:
-            evidence.append(f"the CPUs of {node.host} are busy {100 * node.busy_ratio:.0f} % of the time{_tasks(node)}")
+            tasks = "" if node.load_tasks is None else f", with {node.load_tasks:.1f} tasks running or waiting"
+            evidence.append(f"the CPUs of {node.host} are busy {100 * node.busy_ratio:.0f} % of the time{tasks}")
         if (pressure := node.cpu_pressure_ratio or 0) >= HELD_RATIO:
             evidence.append(f"tasks of {node.host} waited for a CPU {100 * pressure:.0f} % of the time")
     if host_parts:
         yield CostFinding(kind="host", share=_share(_sum(*host_parts)), expected=0.0, evidence=tuple(evidence))
-
-
-def _tasks(node: NodeLoad) -> str:
-    return "" if node.load_tasks is None else f", with {node.load_tasks:.1f} tasks running or waiting"
 
 
 def _held_back(nodes: Iterable[NodeLoad]) -> Iterator[str]:

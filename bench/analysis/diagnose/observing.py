@@ -13,7 +13,7 @@ from bench.case import Case, options_of
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.machine.placement import read_placement
-from bench.results.estimate import Estimate, by_labels
+from bench.results.estimate import by_labels
 from bench.results.trials import values_of
 from bench.store.history import History
 from bench.store.links import find_links
@@ -145,15 +145,12 @@ def _of_probes(summary: Summary, history: History | Absent) -> tuple[Interconnec
         if probe.outcome == "done"
         and (probe.case.ranks, probe.case.nodes, probe.case.backend, probe.hardware) == setting
     ]
-    pairs = {} if not alike else {pair: estimate.median for (pair, _), estimate in _largest(alike[0]).items()}
+    pairs = {}
+    if alike:  # Each pair's bandwidth at the largest message.
+        by_pair = by_labels(alike[0].estimates, RUN_PAIR_BANDWIDTH)
+        most = max((int(size) for _, size in by_pair), default=0)
+        pairs = {pair: estimate.median for (pair, size), estimate in by_pair.items() if int(size) == most}
     return links.reason if isinstance(links, Absent) else links.interconnect, pairs
-
-
-def _largest(summary: Summary) -> dict[tuple[str, ...], Estimate]:
-    """Return the bandwidth of each pair at the largest message."""
-    by_pair = by_labels(summary.estimates, RUN_PAIR_BANDWIDTH)
-    most = max((int(size) for _, size in by_pair), default=0)
-    return {(pair, size): estimate for (pair, size), estimate in by_pair.items() if int(size) == most}
 
 
 # From logs: retries of the allocator, and the load of the nodes

@@ -90,14 +90,9 @@ def _rows(difference: Difference) -> Iterator[tuple[str | int | None, ...]]:
     """Yield a row for each form of the call: which ranks entered it, and from where."""
     absent = listed((*difference.absent, *difference.without_dump)) or None
     for words, ranks in _by_call(difference).items():
-        where = _common(difference.entered[rank].where for rank in ranks)
+        places = {difference.entered[rank].where for rank in ranks}
+        where = places.pop() if len(places) == 1 else None
         yield difference.group, difference.number, difference.kind, words, listed(ranks), absent, where
-
-
-def _common(places: Iterable[str | None]) -> str | None:
-    """Return the common place of all ranks; None if there is none."""
-    known = set(places)
-    return known.pop() if len(known) == 1 else None
 
 
 def _newest(dump: Dump) -> tuple[str | int | None, ...]:

@@ -62,9 +62,11 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
     if about == "communication":
         return Decision(about=about, share=share, words=_communication(step, share))
     if about == "bubble":
-        return Decision(
-            about=about, share=share, words=f"{_pipeline(case)} idle in their bubble for {whole_percent(share)}"
-        )
+        pipeline = case.spec().pipeline(case)
+        assert pipeline is not None, "only a pipeline has a bubble"
+        stages = f"{pipeline.stages} stages with {pipeline.microbatches} microbatches"
+        words = f"{stages} are idle in their bubble for {whole_percent(share)}"
+        return Decision(about=about, share=share, words=words)
     if about == "host":
         percent = whole_percent(share)
         words = f"the host's time, which earlier runs took beyond the cost models, is {percent} of the step"
@@ -82,12 +84,6 @@ def _communication(step: Seconds, share: float) -> str:
     if share - own < 0.01:
         return f"{words}: {whole_percent(own)} of the step"
     return f"{words}: {whole_percent(own)} of the step, and all exposed communication {whole_percent(share)}"
-
-
-def _pipeline(case: Case) -> str:
-    pipeline = case.spec().pipeline(case)
-    assert pipeline is not None, "only a pipeline has a bubble"
-    return f"{pipeline.stages} stages with {pipeline.microbatches} microbatches are"
 
 
 def _memory(case: Case, memory: MemoryFit) -> Decision:

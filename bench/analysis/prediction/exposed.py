@@ -60,21 +60,17 @@ def exposed_transfers(
             )
         )
     if whole is not None:
-        return _in_pipeline(case, timed, whole)
+        updates = set(spec.update_transfers(case))
+        after = [replace(each, exposed_s=each.elapsed_s) for each in timed if each.transfer in updates]
+        within = [each for each in timed if each.transfer not in updates]
+        left_s = max(0.0, whole.exposed_s - sum(each.exposed_s for each in after))
+        return (*after, *_divided(within, left_s))
     exposed = [replace(each, exposed_s=each.elapsed_s) for each in timed if each.transfer.behind is None]
     for phase, phase_s in (("forward", compute.forward_s), ("backward", compute.backward_s)):
         queue = [each for each in timed if each.transfer.behind == phase]
         runs = [(each.elapsed_s / each.transfer.calls, each.transfer.calls) for each in queue]
         exposed += _divided(queue, queue_exposed_s(phase_s, runs, hiding))
     return tuple(exposed)
-
-
-def _in_pipeline(case: Case, timed: Sequence[ExposedTransfer], whole: StepTime) -> tuple[ExposedTransfer, ...]:
-    updates = set(case.spec().update_transfers(case))
-    after = [replace(each, exposed_s=each.elapsed_s) for each in timed if each.transfer in updates]
-    within = [each for each in timed if each.transfer not in updates]
-    left_s = max(0.0, whole.exposed_s - sum(each.exposed_s for each in after))
-    return (*after, *_divided(within, left_s))
 
 
 def _divided(transfers: Sequence[ExposedTransfer], exposed_s: float) -> list[ExposedTransfer]:

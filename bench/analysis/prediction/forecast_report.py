@@ -95,7 +95,15 @@ def _step(forecast: Forecast) -> Iterator[Block]:
         known = step_s.reason in forecast.missing
         yield "step: absent until its rates are measured" if known else f"step: absent: {step_s.reason}"
         return
-    rows = [(part.title, *_cells(part.seconds), _share(part.seconds, step_s), part.model) for part in forecast.parts]
+    rows = [
+        (
+            part.title,
+            *_cells(part.seconds),
+            "-" if isinstance(part.seconds, Absent) else readable(part.seconds.value / step_s.value, "ratio"),
+            part.model,
+        )
+        for part in forecast.parts
+    ]
     rows.append(("step", *_cells(step_s), "100 %", ""))
     yield Table(("part", "time", "from", "to", "share", "model"), rows, words=(0, 5))
     for part in forecast.parts:
@@ -110,10 +118,6 @@ def _cells(seconds: Range | Absent) -> tuple[str, str, str]:
     return time_words(seconds.value), time_words(seconds.low), time_words(seconds.high)
 
 
-def _share(seconds: Range | Absent, step_s: Range) -> str:
-    return "-" if isinstance(seconds, Absent) else readable(seconds.value / step_s.value, "ratio")
-
-
 def _totals(forecast: Forecast, tokens: float | None) -> Iterator[str]:
     rate = forecast.tokens_per_second
     if isinstance(rate, Absent):
@@ -126,16 +130,13 @@ def _totals(forecast: Forecast, tokens: float | None) -> Iterator[str]:
         low, high = (f"{100 * each:.1f}" for each in (forecast.mfu.low, forecast.mfu.high))
         yield f"MFU: {100 * forecast.mfu.value:.1f} % [{low}, {high}] of {forecast.mfu_of}"
     if tokens is not None and isinstance(days := forecast.days(tokens), Range):
+        # As people write it: "15T", "1.5B", "800".
+        units = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
+        size, sign = next(((size, sign) for size, sign in units if tokens >= size), (1, ""))
         yield (
-            f"{_amount(tokens)} tokens: {digits(days.value)} days [{digits(days.low)}, {digits(days.high)}], without"
-            " checkpoints and failures"
+            f"{tokens / size:,.6g}{sign} tokens: {digits(days.value)} days"
+            f" [{digits(days.low)}, {digits(days.high)}], without checkpoints and failures"
         )
-
-
-def _amount(tokens: float) -> str:
-    """Return a number of tokens as people write it: "15T", "1.5B", "800"."""
-    size, sign = next(((size, sign) for size, sign in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if tokens >= size), (1, ""))
-    return f"{tokens / size:,.6g}{sign}"
 
 
 def forecast_document(predicted: Predicted, tokens: float | None) -> dict[str, Any]:

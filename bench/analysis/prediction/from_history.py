@@ -9,7 +9,7 @@ the data sheet's rate replaces it (`bench.analysis.prediction.calibration`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -245,12 +245,10 @@ def _links(
         f"links: {links.basis}; {whole_percent(spread.low)} to {whole_percent(spread.high)} of that, {origin}"
     )
     corners: dict[Corner, float] = {"low": min(1.0, spread.low), "value": 1.0, "high": max(1.0, spread.high)}
-    return {corner: _scaled(links.interconnect, share) for corner, share in corners.items()}, origin
-
-
-def _scaled(interconnect: Interconnect, share: float) -> Interconnect:
-    """Return the interconnect with this share of each known bandwidth."""
-    return Interconnect(levels=tuple(level.scaled(share) for level in interconnect.levels))
+    return {
+        corner: Interconnect(levels=tuple(level.scaled(share) for level in links.interconnect.levels))
+        for corner, share in corners.items()
+    }, origin
 
 
 # Communication that runs of the same strategy hid
@@ -269,7 +267,8 @@ def _hiding(place: Place, history: Runs, calibration: Calibration) -> Range | No
         and run.drill is None
         and of_metric(run.estimates, RUN_OVERLAP_RATIO)
     ]
-    for setting in _nearest_first(case, {(run.case.ranks, run.case.nodes) for run in like}):
+    settings = {(run.case.ranks, run.case.nodes) for run in like}
+    for setting in sorted(settings, key=lambda each: (abs(each[1] - case.nodes), abs(each[0] - case.ranks))):
         runs = [run for run in like if (run.case.ranks, run.case.nodes) == setting]
         own = calibration
         if setting != (case.ranks, case.nodes) or case.device == "cpu":
@@ -284,10 +283,6 @@ def _hiding(place: Place, history: Runs, calibration: Calibration) -> Range | No
                 origin=f"{plural(len(shares), 'run')} of {case.strategy} on {ranks}",
             )
     return None
-
-
-def _nearest_first(case: Case, settings: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    return sorted(settings, key=lambda each: (abs(each[1] - case.nodes), abs(each[0] - case.ranks)))
 
 
 def _reached(run: Summary, calibration: Calibration) -> list[float]:

@@ -71,7 +71,9 @@ def memory_within(case: Case, room_bytes: int, host_room_bytes: int) -> MemoryFi
     if case.model is None:
         buffers = {"buffers": max(spec.working_bytes(case, rank) for rank in (0, case.ranks - 1))}
         return MemoryFit(parts=buffers, room_bytes=room_bytes, basis="the probe's buffers")
-    states_bytes = _most_states(case)
+    # The largest sum of a rank's parameters, gradients and optimizer state.
+    of_ranks = (spec.states(case, rank) for rank in _looked_at(case))
+    states_bytes = max(each.parameters_bytes + each.gradients_bytes + each.optimizer_bytes for each in of_ranks)
     if case.options.get("offload"):
         return MemoryFit(
             parts=least_parts(case),
@@ -99,12 +101,6 @@ def memory_within(case: Case, room_bytes: int, host_room_bytes: int) -> MemoryFi
         return MemoryFit(parts=parts, room_bytes=room_bytes, basis=basis, states_bytes=states_bytes)
     parts = least_parts(case)
     return MemoryFit(parts=parts, room_bytes=room_bytes, basis=peak.reason, states_bytes=states_bytes, is_least=True)
-
-
-def _most_states(case: Case) -> int:
-    """Return the largest sum of a rank's parameters, gradients and optimizer state, in bytes."""
-    of_ranks = (case.spec().states(case, rank) for rank in _looked_at(case))
-    return max(each.parameters_bytes + each.gradients_bytes + each.optimizer_bytes for each in of_ranks)
 
 
 def _looked_at(case: Case) -> list[int]:

@@ -68,11 +68,19 @@ def predicted_cases(args: CaseArgs, options: PredictOptions) -> list[Predicted]:
         if machine is not None and not options.from_history:
             predicted.append(Predicted(forecast=forecast_on(case, machine), machine=machine, lines=lines))
             continue
-        place = Place(case=case, hardware=_hardware(case, node, machine))
+        hardware = hardware_here(case.device, cores=node.cores, gpus=node.gpus.gpus)  # Written as in its runs.
+        if machine is None and case.nodes != 1:
+            hardware = f"{hardware}, as {case.nodes} nodes"
+        place = Place(case=case, hardware=hardware)
         with _history(options.store_url) as history:
             calibration = history_calibration(place, history, machine)
         if machine is not None:
-            _refuse_no_run(calibration, place)
+            if not calibration.runs:
+                raise Misuse(
+                    f"--from-history: the history has no run of matmul, copies or collectives on {hardware} at"
+                    f" {case.precision}; leave it out for data sheets, or measure there: `observatory run matmul`,"
+                    " `copies` and `collectives`"
+                )
             calibration = replace(calibration, name=machine.name)
         predicted.append(Predicted(forecast=_at_rates(case, node, calibration), machine=machine, lines=lines))
     return predicted
@@ -81,10 +89,16 @@ def predicted_cases(args: CaseArgs, options: PredictOptions) -> list[Predicted]:
 def _at_rates(case: Case, node: NodeResources, calibration: Calibration) -> Forecast:
     """Return the forecast at these rates, with the memory of the node."""
     peak, words = _peak(case, node, calibration)
+    # The memory that a rank may fill: its GPU's, or its share of the host's.
+    here = case.ranks if node.planned is None else -(-case.ranks // case.nodes)
+    room_bytes = node.host_bytes // here
+    sizes = [gpu.memory_bytes for gpu in node.gpus.gpus if gpu.memory_bytes is not None]
+    if case.device == "cuda" and sizes:
+        room_bytes = min(sizes)
     return forecast(
         case,
         calibration,
-        memory_within(case, _room_bytes(case, node), node.host_bytes),
+        memory_within(case, room_bytes, node.host_bytes),
         peak=peak,
         peak_words=words,
     )
@@ -113,22 +127,6 @@ def _peak(case: Case, node: NodeResources, calibration: Calibration) -> tuple[Pe
     return peak, "the measured ceiling"
 
 
-def _room_bytes(case: Case, node: NodeResources) -> int:
-    """Return the memory that a rank may fill: its GPU's, or its share of the host's."""
-    sizes = [gpu.memory_bytes for gpu in node.gpus.gpus if gpu.memory_bytes is not None]
-    if case.device == "cuda" and sizes:
-        return min(sizes)
-    here = case.ranks if node.planned is None else -(-case.ranks // case.nodes)
-    return node.host_bytes // here
-
-
-def _hardware(case: Case, node: NodeResources, machine: PlannedMachine | None) -> str:
-    """Return the hardware, written as in its runs."""
-    words = hardware_here(case.device, cores=node.cores, gpus=node.gpus.gpus)
-    is_one_machine = machine is not None or case.nodes == 1
-    return words if is_one_machine else f"{words}, as {case.nodes} nodes"
-
-
 @contextmanager
 def _history(url: str | None) -> Iterator[Runs]:
     """Open the history for reading; if there is none yet and `url` is None, yield an empty one."""
@@ -140,12 +138,3 @@ def _history(url: str | None) -> Iterator[Runs]:
         if url is not None:
             raise
     yield NoRuns()
-
-
-def _refuse_no_run(calibration: Calibration, place: Place) -> None:
-    if not calibration.runs:
-        raise Misuse(
-            f"--from-history: the history has no run of matmul, copies or collectives on {place.hardware} at"
-            f" {place.case.precision}; leave it out for data sheets, or measure there: `observatory run matmul`,"
-            " `copies` and `collectives`"
-        )

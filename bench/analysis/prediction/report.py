@@ -147,7 +147,6 @@ def figures(predicted: Fit | None) -> dict[str, Any]:
 
 
 def fit_document(predicted: Fit) -> dict[str, Any]:
-    """Return the prediction for JSON."""
     memory, step = predicted.memory, predicted.step
     nearest = None if memory.fits else nearest_fit(predicted.case, predicted.machine)
     return {
@@ -190,6 +189,5 @@ def time_words(elapsed_s: float) -> str:
 
 
 def machine_line(machine: PlannedMachine) -> str:
-    """Describe the machine in one line."""
     memory = readable(machine.table.gpu.memory_bytes, "bytes")
     return f"{machine.name}: {machine.words}, {memory} each by torch; this host is not queried"

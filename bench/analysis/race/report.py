@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.analysis.race.looks import MOST_ROUNDS
 from bench.analysis.race.race import RaceCase, RaceEnd
-from bench.analysis.race.referee import Objective, costs
+from bench.analysis.race.referee import costs
 from bench.errors import plural
 from bench.report.format import digits, duration, figure, readable
 from bench.report.table import Block, Table
@@ -38,8 +38,10 @@ def race_page(end: RaceEnd) -> list[Block]:
         page.append(Table(head, rows, words=(0, 1, 6, 7), keys=1))
     if out := _left_out(end, measured[room:]):
         page.append(out)
-    if options := _options_of_first(end, by_name):
-        page.append(options)
+    # The options with which `run` and suites measure the first case.
+    ahead = end.referee.standing.ahead
+    if ahead and (options := by_name[ahead[0]].args.options):
+        page.append(f"{ahead[0]} has {' '.join(f'--option {text}' for text in options)}")
     return [*page, sentence(end)]
 
 
@@ -56,7 +58,8 @@ def sentence(end: RaceEnd) -> str:
             return f"{first} pays: no other case has run to the end"
         second = next(name for name, each in standing.dropped.items() if each is drop)
         if drop.by != first:  # The second was dropped because of a case that was dropped later.
-            return f"{first} pays: every other case is shown to be {_worse(end)} than another"
+            worse = "slower" if end.objective == "throughput" else "larger"
+            return f"{first} pays: every other case is shown to be {worse} than another"
         by = f"{drop.ratio:.2f}x [{drop.low:.2f}, {drop.high:.2f}]"
         if end.objective == "memory":
             return f"{first} pays: {second} needs {by} of its memory"
@@ -79,17 +82,6 @@ def sentence(end: RaceEnd) -> str:
         )
     more = duration(60 * math.ceil(more_s / 60))
     return f"no winner yet between {between}; about {more} more would decide{_resume(end)}"
-
-
-def _options_of_first(end: RaceEnd, by_name: Mapping[str, RaceCase]) -> str | None:
-    """Return the options with which `run` and suites measure the first case; None if it has none."""
-    ahead = end.referee.standing.ahead
-    texts = by_name[ahead[0]].args.options if ahead else ()
-    return f"{ahead[0]} has {' '.join(f'--option {text}' for text in texts)}" if texts else None
-
-
-def _worse(end: RaceEnd) -> str:
-    return "slower" if end.objective == "throughput" else "larger"
 
 
 def _resume(end: RaceEnd) -> str:
@@ -120,22 +112,20 @@ def _in_order(end: RaceEnd) -> list[CaseResult]:
     return sorted(cases, key=lambda case: (case.outcome in ("failed", "timed_out"), means[case.name]))
 
 
-def _predicted_cell(raced: RaceCase, objective: Objective) -> str:
-    if raced.predicted is None:
-        return "-"
-    return digits(raced.predicted) if objective == "throughput" else readable(raced.predicted, "bytes")
-
-
 def _row(case: CaseResult, raced: RaceCase, most: float, end: RaceEnd) -> Sequence[str]:
     assert case.summary is not None
     rate = next(iter(of_metric(case.summary.estimates, RUN_TOKENS_PER_SECOND)), None)
     length = round(_BAR * _throughput(case.summary) / most) if most else 0
+    predicted = "-"
+    if raced.predicted is not None:
+        is_rate = end.objective == "throughput"
+        predicted = digits(raced.predicted) if is_rate else readable(raced.predicted, "bytes")
     return (
         case.name,
         "#" * max(1, length),
         figure(rate),
         figure(_memory(case.summary)),
-        _predicted_cell(raced, end.objective),
+        predicted,
         str(case.summary.trials_done),
         case.words,
         raced.limit or "-",

@@ -98,7 +98,6 @@ class _Candidate:
 
     @property
     def case(self) -> Case:
-        """The case."""
         return self.summary.case
 
 
@@ -106,8 +105,11 @@ def curves_of(ends: Iterable[CaseEnd]) -> tuple[ScalingCurve, ...]:
     """Return the curves of a suite run, in the order of its cases; empty if no two cases form one."""
     ends = list(ends)
     measured = [candidate for end in ends if (candidate := _candidate(end)) is not None]
+    families: dict[str, list[_Candidate]] = {}
+    for candidate in measured:
+        families.setdefault(_family_of(candidate.summary), []).append(candidate)
     curves = []
-    for family in _families(measured):
+    for family in families.values():
         for scaling, members in (*_groups(family, "weak"), *_groups(family, "strong")):
             if (curve := _curve(scaling, members, measured, ends)) is not None:
                 curves.append(curve)
@@ -146,13 +148,6 @@ def _family_of(summary: Summary) -> str:
     key["model"].pop("batch")
     key["options"].pop("accumulate", None)  # It does not change the batch: see `scaling_between`.
     return json.dumps([key, summary.case.trace_steps, summary.hardware], sort_keys=True)
-
-
-def _families(measured: Iterable[_Candidate]) -> Iterator[list[_Candidate]]:
-    families: dict[str, list[_Candidate]] = {}
-    for candidate in measured:
-        families.setdefault(_family_of(candidate.summary), []).append(candidate)
-    yield from families.values()
 
 
 def _groups(family: Iterable[_Candidate], scaling: Scaling) -> Iterator[tuple[Scaling, list[_Candidate]]]:

@@ -167,7 +167,6 @@ class _Data:
 
     @classmethod
     def of(cls, points: Sequence[WorldSize]) -> _Data:
-        """Return the data of these points."""
         logarithms = [np.log(point.throughputs) for point in points]
         return cls(
             ranks=np.array([point.ranks for point in points], dtype=np.float64),

@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.results.timelines import OWN, read_traces
+from bench.results.timelines import OWN, newest_windows, read_traces
+from bench.store.active_runs import is_running
 from bench.store.files import read_small
 from collectors.traces.reading.json_chunks import STANDARD_INPUT, is_own_drawing
 from collectors.traces.reading.reader import RANK_UNKNOWN
@@ -157,8 +158,6 @@ def _folder_in_history(run: str, runs_folder: Path, store_url: str | None) -> Pa
 
 
 def _of_run(folder: Path) -> TraceFiles:
-    from bench.results.timelines import newest_windows
-    from bench.store.active_runs import is_running
     from bench.store.run_dir import case_file
 
     if is_running(folder):
@@ -265,7 +264,13 @@ def _separate(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[P
     traces = {path: timeline for path, timeline in by_path.items() if isinstance(timeline, Timeline)}
     refused = {path: why for path, why in by_path.items() if isinstance(why, str)}
     # Another program's JSON file may have a list like a trace's, but no event of a profiler in it.
-    if foreign := {path for path, timeline in traces.items() if path in files.unsure and _is_empty(timeline)}:
+    if foreign := {
+        path
+        for path, timeline in traces.items()
+        if path in files.unsure
+        and not (timeline.kind.size or timeline.allocations.time_ns.size)
+        and timeline.about.world_size is None
+    }:
         refused |= {path: f"{path}: it holds no event that torch.profiler writes" for path in foreign}
         traces = {path: timeline for path, timeline in traces.items() if path not in foreign}
     for path, why in refused.items():
@@ -275,10 +280,6 @@ def _separate(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[P
         first = next(iter(refused.values()))
         raise Misuse(first if len(refused) == 1 else f"none of the {len(refused)} files is a trace: {first}")
     return traces, [f"skipped: {why}" for why in refused.values()]
-
-
-def _is_empty(timeline: Timeline) -> bool:
-    return not timeline.kind.size and not timeline.allocations.time_ns.size and timeline.about.world_size is None
 
 
 _DEGREE = re.compile(r"(?<![a-z0-9])(tp|pp|dp|ep|cp|sp|local)(?:[-_.]?rank)?[-_=]?(\d{1,9})(?![a-z0-9])", re.IGNORECASE)

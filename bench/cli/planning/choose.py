@@ -17,7 +17,8 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT, ON, RUNS, SHARING, STORE, Duration, NamedPath, NamedText
-from bench.cli.run.case_options import LIMIT, GroupedCommand, named_option
+from bench.cli.run.case_options import LIMIT, GroupedCommand, dimension_options, named_option
+from bench.errors import FINE, Misuse
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
 from workloads.spec import ChosenPrecision, OptionValue, Precision
 
@@ -48,14 +49,6 @@ def _objective(_context: click.Context, _option: click.Parameter, word: str) -> 
     return word
 
 
-def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
-    """Add an option for each dimension of a shape."""
-    for name in reversed(DIMENSIONS):
-        text = "Sequences in a step, over all ranks." if name == "batch" else f"Overrides the shape's {name}."
-        function = named_option(name, text, type=int)(function)
-    return function
-
-
 @click.command(name="choose", cls=GroupedCommand, groups=GROUPS)
 @click.argument("strategies", nargs=-1, shell_complete=complete_strategy)
 @click.option(
@@ -65,7 +58,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
     required=True,
     help=f"One of {', '.join(PRESETS)}, or the path of a Llama-like model's config.json.",
 )
-@_dimensions
+@dimension_options
 @click.option("--ranks", type=int, help="Number of ranks.  [default: all GPUs; 2 on a CPU]")
 @named_option("precision", "Arithmetic precision of the model.", type=click.Choice(get_args(ChosenPrecision)))
 @click.option(
@@ -142,7 +135,6 @@ def command(
     from bench.analysis.choosing.explain import explain
     from bench.analysis.choosing.report import COLUMNS, choice_document, choice_page, choice_rows
     from bench.analysis.choosing.suite_text import write_suite
-    from bench.errors import FINE, Misuse
     from bench.report.table import write
     from bench.session.case_args import CaseArgs, check_limit, shape_of
 
@@ -211,7 +203,6 @@ def _refuse_measuring_options() -> None:
     Raises:
         Misuse: one of them is on the command line.
     """
-    from bench.errors import Misuse
 
     context = click.get_current_context()
     given = [
@@ -294,7 +285,6 @@ def _ground_here(
         Misuse: the history lacks rates that predictions need.
     """
     from bench.analysis.choosing.here import ground_here
-    from bench.errors import Misuse
     from bench.store.history import History, NoStoreYet
 
     try:

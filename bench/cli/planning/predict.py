@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT, ON, STORE, nodes_options
 from bench.cli.run.case_options import GroupedCommand, case_options, counts
+from bench.errors import Misuse
 from workloads.cost_models.shape import DIMENSIONS
 
 GROUPS = {
@@ -106,17 +107,16 @@ def _score(parameters: Mapping[str, Any]) -> None:
         Misuse: a case is named, or there is no history.
     """
     from bench.analysis.prediction.scoring.score_report import print_score
-    from bench.errors import Misuse
     from bench.store.history import History
 
     context = click.get_current_context()
     allowed = {"is_scored", "store_url", "format_name"}
-    if given := [name for name in parameters if _is_given(context, name) and name not in allowed]:
+    if given := [
+        name
+        for name in parameters
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name not in allowed
+    ]:
         words = {each.name: each.opts[0] for each in context.command.params} | {"strategy": "STRATEGY"}
         raise Misuse(f"--score covers all runs of the history; leave {words.get(given[0], given[0])} out")
     with History(parameters["store_url"], writable=False, is_glance=True) as history:
         print_score(history, parameters["format_name"])
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -52,7 +52,7 @@ def named_option(name: str, text: str, **keywords: Any) -> Callable[[Any], Any]:
     return click.option(f"--{name.replace('_', '-')}", name, help=text, show_default=True, **keywords)
 
 
-def _dimensions(function: Any) -> Any:
+def dimension_options(function: Any) -> Any:
     """Add an option for each dimension of a shape."""
     for name in reversed(DIMENSIONS):
         text = "Sequences in a step, over all ranks." if name == "batch" else f"Overrides the shape's {name}."
@@ -97,7 +97,7 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
             help=f"One of {', '.join(PRESETS)}, or the path of a Llama-like model's config.json."
             " [default: tiny on a CPU; 125m or 1b by a GPU's memory]",
         ),
-        _dimensions,
+        dimension_options,
         named_option("trials", "Number of trials, each with fresh ranks.", default=trials),
         named_option("steps", "Measured steps of a trial.", default=20),
         named_option("warm_up", "Unmeasured steps before the measured ones.", default=5),

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from bench.cli.completion import complete_run, complete_strategy
 from bench.cli.options import DETAILS, FORMAT, ON, RUNS, SHARING, STORE, NamedText, engine_options
 from bench.cli.run.case_options import LIMIT, RANKS, GroupedCommand, case_options, named_option
+from bench.errors import FINE
 from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import MISTAKES
 
@@ -106,7 +107,6 @@ def command(**parameters: Any) -> int:
     from bench.cli.run.dry_run import plan_lines, print_plan
     from bench.cli.run.execute import execute, present
     from bench.cli.run.planning import RunOptions, plan
-    from bench.errors import FINE
     from bench.session.case_args import CaseArgs
     from bench.session.session import exit_code
 

@@ -10,6 +10,8 @@ import click
 from bench.cli.options import NamedPath, NamedText, nodes_options
 from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, SUITE
 from bench.errors import InfrastructureFailed, Misuse, say
+from bench.store.files import read_small
+from collectors.files import write_named
 
 if TYPE_CHECKING:
     from bench.engines.kubernetes.manifests import Form
@@ -76,11 +78,9 @@ def render(
     from bench.engines.kubernetes.settings import read_kubernetes_settings
     from bench.report.table import to_reader
     from bench.session.case_args import node_of
-    from bench.store.files import read_small
     from bench.suite.file import read_suite
     from bench.suite.form.document import find_suite, shipped_suites
     from bench.suite.plan import chosen, plan_suite
-    from collectors.files import write_named
 
     path = find_suite(suite_name)
     suite = read_suite(path, settings)

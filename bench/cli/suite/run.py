@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from bench.cli.completion import complete_suite
 from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedPath, NamedText, engine_options
 from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, read_plan, with_binding
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, InfrastructureFailed, Misuse, plural, say
 
 if TYPE_CHECKING:
     from bench.session.patient_store import PatientStore
@@ -111,7 +111,6 @@ def run(
     """
     from bench.engines.cluster import NodeRequest
     from bench.engines.registry import nodes_to_ask
-    from bench.errors import FINE
     from bench.gate.nightly import suspected_cases
     from bench.machine.doctor.fleet import last_good, save
     from bench.machine.doctor.preflight import check_nodes
@@ -305,7 +304,6 @@ def _next_moves(words: Sequence[str], result: SuiteResult, missing: int) -> list
 
     words: the command line that began it. missing: the number of cases that a resumed run would measure.
     """
-    from bench.errors import plural
 
     again = f"{shlex.join(words)} --resume {result.id}"
     moves = [f"`{again}` runs the {plural(missing, 'missing case')}"] if missing else []
@@ -320,7 +318,6 @@ def exit_code(end: SuiteEnd, result: SuiteResult, *, is_store_gone: bool, is_jud
     A suspected change that was not measured again, other than for lack of budget, counts as a failed case: the night
     has no verdict on it.
     """
-    from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 
     if end.is_interrupted:
         return INTERRUPTED

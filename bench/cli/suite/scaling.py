@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from bench.cli.options import FORMAT, RUNS, STORE, NamedText
 from bench.cli.suite.show import find_suite_run, suite_runs, whole
 from bench.errors import Misuse
-
-if TYPE_CHECKING:
-    from bench.suite.results import SuiteResult
 
 
 @click.command(name="scaling")
@@ -33,7 +29,13 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
     from bench.analysis.scaling.curves import curves_of, not_measured
     from bench.analysis.scaling.report import print_scaling
 
-    result = whole(_choose(name, suite_runs(runs_folder, store_url)), store_url)
+    results = suite_runs(runs_folder, store_url)
+    if not results:
+        raise Misuse("no suite has run yet; `observatory suite run scaling` runs one")
+    chosen = results[0]
+    if name is not None:
+        chosen = next((each for each in results if each.suite == name), None) or find_suite_run(name, results)
+    result = whole(chosen, store_url)
     curves = curves_of(result.cases)
     if not curves:
         failed = not_measured(result.cases)
@@ -45,16 +47,3 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
         )
         raise Misuse(f"suite run {result.id} has no scaling curve: no two measured cases differ only in ranks; {why}")
     print_scaling(result.id, curves, format_name)
-
-
-def _choose(name: str | None, results: list[SuiteResult]) -> SuiteResult:
-    """Return the newest suite run, the newest of the named suite, or the one whose id has this prefix.
-
-    Raises:
-        Misuse: there is none, or several ids have this prefix.
-    """
-    if not results:
-        raise Misuse("no suite has run yet; `observatory suite run scaling` runs one")
-    if name is None:
-        return results[0]
-    return next((result for result in results if result.suite == name), None) or find_suite_run(name, results)

@@ -24,7 +24,9 @@ def command(alert: str | None) -> None:
     if alert is None:
         width = max(map(len, texts))
         for name, text in texts.items():
-            click.echo(f"{name:<{width}}  {_meaning(text)}")
+            meaning = " ".join(text.partition("## What it means")[2].partition("\n## ")[0].split())
+            first_sentence = meaning.partition(". ")[0].rstrip(".") + "."
+            click.echo(f"{name:<{width}}  {first_sentence}")
         return
     names = {_plain(name): name for name in texts}
     known = names.get(_plain(alert))
@@ -44,12 +46,6 @@ def runbooks() -> dict[str, str]:
     folder = installed if installed.is_dir() else installed.parents[1] / "docs" / "runbooks"
     texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))]
     return {text.partition("\n")[0].removeprefix("# "): text for text in texts}
-
-
-def _meaning(text: str) -> str:
-    """Return the first sentence of a runbook's "What it means"."""
-    words = " ".join(text.partition("## What it means")[2].partition("\n## ")[0].split())
-    return words.partition(". ")[0].rstrip(".") + "."
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText, OfferingGroup
-from bench.errors import Misuse, say
+from bench.errors import INFRASTRUCTURE, Misuse, interrupt_in_order, say
 from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def up(
       observatory stack up --demo
     """
     from bench.engines.settings_file import read_settings
-    from bench.errors import interrupt_in_order
     from bench.serve.service_discovery import check_targets_folder
     from bench.serve.stack import lifecycle
     from bench.serve.stack.settings import StackSettings, check
@@ -179,7 +178,6 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
     Example:
       observatory stack status --prometheus http://127.0.0.1:9090
     """
-    from bench.errors import INFRASTRUCTURE
     from bench.report.table import write
     from bench.serve.stack import lifecycle
     from bench.serve.stack.coverage import left_out, of_ours, targets_of

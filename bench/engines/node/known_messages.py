@@ -54,7 +54,6 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @cache
 def read_table() -> Table:
-    """Return the table."""
     return msgspec.toml.decode(TABLE.read_bytes(), type=Table)
 
 
@@ -88,7 +87,9 @@ def facts_of_node(gpus: Sequence[Gpu], nvml: Nvml | None = None) -> dict[str, Ca
     return {
         "shared_memory": _shared_memory,
         "open_files": open_limit_words,
-        "locked_memory": _locked_memory,
+        "locked_memory": lambda: (
+            f"memlock here: {process_limits.locked_memory(demand_of_gpus(0), {}, Path('/')).value}"
+        ),
         "gpu_holders": lambda: _holders(gpus, nvml),
     }
 
@@ -96,10 +97,6 @@ def facts_of_node(gpus: Sequence[Gpu], nvml: Nvml | None = None) -> dict[str, Ca
 def _shared_memory() -> str:
     memory = shared_memory.find()
     return "/dev/shm is missing here" if memory is None else f"/dev/shm here: {shared_memory.words(memory)}"
-
-
-def _locked_memory() -> str:
-    return f"memlock here: {process_limits.locked_memory(demand_of_gpus(0), {}, Path('/')).value}"
 
 
 def _holders(gpus: Sequence[Gpu], nvml: Nvml | None) -> str:

@@ -333,19 +333,14 @@ def _in_one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """Return the standard streams, reserved for messages: Ray's prints go to standard error."""
+def main() -> NoReturn:
+    """Carry out orders until the input ends; then end all that was started."""
+    # Reserve the standard streams for messages: Ray's prints go to standard error.
     orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    return orders, answers
-
-
-def main() -> NoReturn:
-    """Carry out orders until the input ends; then end all that was started."""
-    orders, answers = _take_over_streams()
     driver = Driver(orders, answers)
     decoder = msgspec.json.Decoder(RayOrder)
     folder: str | None = None

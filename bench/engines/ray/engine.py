@@ -297,7 +297,11 @@ class RayDriver:
 
     def __init__(self, tell: Callable[[str], None], *, starts_cluster: bool) -> None:
         self._tell = tell
-        self._own_folder = TemporaryFolder("ray-", within=_short_folder()) if starts_cluster else None
+        self._own_folder = None
+        if starts_cluster:  # In /tmp if the path would be too long for sockets.
+            place = tempfile.gettempdir()
+            is_short = len(os.fsencode(place)) + len("/ray-12345678") <= ROOM_BYTES
+            self._own_folder = TemporaryFolder("ray-", within=place if is_short else "/tmp")
         self.folder = None if self._own_folder is None else str(self._own_folder.path)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the driver.
         variables = {
@@ -385,9 +389,3 @@ class RayDriver:
         printed_lines = [" ".join(line.split()) for line in lines if line.strip()]
         last_line = f"; its last line: {printed_lines[-1]}" if printed_lines else ""
         return f": its driver ended with code {self._process.returncode}{last_line}"
-
-
-def _short_folder() -> str:
-    """Return the folder for temporary files, or /tmp if its path is too long for sockets."""
-    folder = tempfile.gettempdir()
-    return folder if len(os.fsencode(folder)) + len("/ray-12345678") <= ROOM_BYTES else "/tmp"

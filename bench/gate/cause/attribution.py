@@ -157,9 +157,12 @@ def _since(good: Sequence[float], before: Sequence[float]) -> _Interval | None:
     """
     if len(good) < 2 or len(before) < 2:
         return None
+    from scipy.special import stdtrit  # Imported here: reading verdicts needs no scipy.
+
     nights = len(before)
     error = math.sqrt(variance(good) / len(good) + variance(before) * (1 + 1 / nights))
-    middle, half_width = fmean(good) - fmean(before), _quantile(nights - 1) * error
+    half_width = float(stdtrit(nights - 1, 0.5 + CONFIDENCE / 2)) * error
+    middle = fmean(good) - fmean(before)
     return middle, middle - half_width, middle + half_width
 
 
@@ -174,12 +177,6 @@ def _as_ratios(change: _Interval | None) -> MeasuredChange | None:
         return None
     ratio, low, high = map(math.exp, change)
     return MeasuredChange(ratio=ratio, low=low, high=high)
-
-
-def _quantile(freedom: int) -> float:
-    from scipy.special import stdtrit  # Imported here: reading verdicts needs no scipy.
-
-    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
 
 
 # In words.

@@ -44,7 +44,10 @@ def likely(
     if len(topics) == 1 and rare:
         change = next(change for change in changes if change.is_rare)
         is_tree = change.field == "commit" and tree is not None
-        words = [f"{LIKELY}{tree if is_tree else change_words(change)}{_when(change, onset_ns)}"]
+        when = ""
+        if change.began_ns is not None:
+            when = " on the first bad night" if change.began_ns == onset_ns else f" on {day_of(change.began_ns)}"
+        words = [f"{LIKELY}{tree if is_tree else change_words(change)}{when}"]
         line = "; ".join([*words, *([] if where is None else [where])])
         return Likely(line=cut(line) if is_tree else with_tree(line, tree), change=change)
     if not changes:
@@ -98,12 +101,6 @@ def cut(text: str, most: int = LONGEST) -> str:
     """Return the text on one printable line of at most `most` letters."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most - 3]}..."
-
-
-def _when(change: Change, onset_ns: int | None) -> str:
-    if change.began_ns is None:
-        return ""
-    return " on the first bad night" if change.began_ns == onset_ns else f" on {day_of(change.began_ns)}"
 
 
 def _count(changes: int) -> str:

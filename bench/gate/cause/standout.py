@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.results.estimate import Estimate, of_metric
+from bench.results.estimate import of_metric
 from bench.results.watched.details import WatchedDetails
 from bench.store.summary import Summary
 from collectors.metrics.results import RUN_STRAGGLER_RATIO, RUN_TRACED_STEP_SECONDS
@@ -41,7 +41,8 @@ def find_standout(good: Summary | None, bad: Summary) -> Standout | str:
             return "which rank stands out is unknown: the windows of its ranks were not joined"
         return "which rank stands out is unknown: no step was traced; set trace_steps = 3 in the suite"
     straggler = stragglers[0]
-    before = None if good is None else _same_rank(good, straggler)
+    others = () if good is None else of_metric(good.estimates, RUN_STRAGGLER_RATIO)
+    before = next((other for other in others if other.labels["rank"] == straggler.labels["rank"]), None)
     text = next(
         (
             note
@@ -74,8 +75,3 @@ def _late_rank(good: Summary | None, watched: WatchedDetails) -> Standout | str:
         cost_before_ratio=earlier.step_ratio if earlier is not None and is_same else None,
         text=f"{late.reason}{was}",
     )
-
-
-def _same_rank(good: Summary, straggler: Estimate) -> Estimate | None:
-    others = of_metric(good.estimates, RUN_STRAGGLER_RATIO)
-    return next((other for other in others if other.labels["rank"] == straggler.labels["rank"]), None)

@@ -242,9 +242,10 @@ def _off_clocks(fleet: Fleet) -> Iterator[NodeFinding]:
         sure_s = abs(off_s) - node.check.offset_error_s
         if sure_s > CLOCK_ODD_S:
             way = "ahead of" if off_s > 0 else "behind"
+            duration = f"{abs(off_s) / 60:.1f} min" if abs(off_s) >= 60 else f"{abs(off_s):.1f} s"
             yield NodeFinding(
                 node=node.number,
-                text=f"its clock is {_duration(abs(off_s))} {way} the others'; synchronise its time (NTP)",
+                text=f"its clock is {duration} {way} the others'; synchronise its time (NTP)",
                 is_fatal=sure_s > CLOCK_WRONG_S,
             )
 
@@ -326,10 +327,6 @@ def in_units(value: float, unit: str) -> str:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f} GiB"
-
-
-def _duration(elapsed_s: float) -> str:
-    return f"{elapsed_s / 60:.1f} min" if elapsed_s >= 60 else f"{elapsed_s:.1f} s"
 
 
 # Each suite run stores its check, so that the next check can be compared with the last good one.

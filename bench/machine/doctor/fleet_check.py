@@ -102,7 +102,10 @@ def _measured(
         try:
             if cause is not None:
                 absent.append(f"{name} is absent: it failed")
-                failed.append(NodeFinding(node=_node_of(cause.rank, ranks, nodes), text=f"{name} failed: {cause.text}"))
+                # The node that has the blamed rank; None if no rank is to blame.
+                shares = zip(nodes, spread(ranks, len(nodes)), strict=True)
+                blamed = next((node.number for node, share in shares if cause.rank in share), None)
+                failed.append(NodeFinding(node=blamed, text=f"{name} failed: {cause.text}"))
                 continue
             trials = tuple(read_rank_logs(folder, ranks, mark="probe").trials.values())
         finally:
@@ -114,12 +117,6 @@ def _measured(
     if fleet.shares_machines:
         absent.append("speeds are not judged: nodes share a machine and take capacity from each other")
     return replace(fleet, rates=tuple(rates), pairs=tuple(pairs), absent=tuple(absent)), failed
-
-
-def _node_of(rank: int | None, ranks: int, nodes: Sequence[ReadyNode]) -> int | None:
-    """Return the number of the node that has a rank; None if no rank is to blame."""
-    places = zip(nodes, spread(ranks, len(nodes)), strict=True)
-    return next((node.number for node, share in places if rank in share), None)
 
 
 def _case(name: str, ranks: int, nodes: int, device: Device, options: Iterable[str]) -> Case:

@@ -74,7 +74,6 @@ def rank_estimates(means: Sequence[tuple[int, dict[str, float | None]]]) -> Iter
 
 
 def why_no_step(job: Job) -> str:
-    """Return why there is no measured step."""
     if not job.files:
         return "no process reported; it may have no rank, no torch, or a Python that reads no sitecustomize"
     if not any(attempt.steps for file in job.files for attempt in file.attempts):
@@ -92,17 +91,14 @@ def _blocks(steps_s: NDArray[np.float64]) -> tuple[list[slice], str | None]:
     ends = [len(steps_s) * number // BLOCKS for number in range(BLOCKS + 1)]
     blocks = [slice(begin, end) for begin, end in pairwise(ends)]
     means = [float(steps_s[block].mean()) for block in blocks]
-    if _correlation(means) > MOST_CORRELATION:
+    # The correlation of means with their successors (lag 1); 0 if all are equal.
+    middle = fmean(means)
+    around = [mean - middle for mean in means]
+    squares = sum(value * value for value in around)
+    correlation = sum(a * b for a, b in pairwise(around)) / squares if squares > 0 else 0.0
+    if correlation > MOST_CORRELATION:
         return whole, "the step drifted over the run, so its ten stretches are not repetitions"
     return blocks, None
-
-
-def _correlation(values: Sequence[float]) -> float:
-    """Return the correlation of values with their successors (lag 1); 0 if all are equal."""
-    middle = fmean(values)
-    around = [value - middle for value in values]
-    squares = sum(value * value for value in around)
-    return 0.0 if not squares > 0 else sum(a * b for a, b in pairwise(around)) / squares
 
 
 def _of_blocks(

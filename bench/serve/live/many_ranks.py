@@ -93,15 +93,10 @@ def _statistics(
                 yield metric, total / len(ordered)
             case "sum":
                 yield metric, total
-            case _:
-                yield metric, _quantile(ordered, QUANTILES[word])
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    """Return a quantile, interpolated between the two nearest values as in PromQL's `quantile`."""
-    below = math.floor(place := share * (len(ordered) - 1))
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] * (1 - (place - below)) + ordered[above] * (place - below)
+            case _:  # Quantiles are interpolated between the two nearest values as in PromQL's `quantile`.
+                below = math.floor(place := QUANTILES[word] * (len(ordered) - 1))
+                above = min(below + 1, len(ordered) - 1)
+                yield metric, ordered[below] * (1 - (place - below)) + ordered[above] * (place - below)
 
 
 class ShownRanks:

@@ -112,12 +112,19 @@ class _ActiveRun:
             self._spread = Spread()
             for rank in self._ranks:
                 self._measure(rank)
-        looked_at, grown = self._look_at_all() if self._spread is None or is_last else self._look_in_turn()
+        if self._spread is None or is_last:
+            looked_at = list(self._ranks)
+            grown = [rank for rank in looked_at if self._has_changed(self._name(rank))]
+        else:
+            looked_at, grown = self._look_in_turn()
         for rank in grown:
             self._read_rank(rank)
         for node in sorted(nodes, key=int):
             if self._has_changed(name := f"node{node}.jsonl"):
-                self._read_node(name, number)
+                read, state = self.nodes.get(name, (0, NodeState()))
+                for record in self._log(name).newest().records:
+                    read = number if state.take(record) else read
+                self.nodes[name] = (read, state)
         self._choose(looked_at)
 
     def _owners(self) -> tuple[list[str], list[str]]:
@@ -168,31 +175,16 @@ class _ActiveRun:
         for record in appended.records:
             self._ranks[rank].take(record)
         if isinstance(log := self._logs.get(self._name(rank)), WatchedLog):
-            self._take_watched(rank, log)
+            if log.active_ns is not None:  # An evaluation counts as progress.
+                newest = self._ranks[rank]
+                newest.progress_ns = max(newest.progress_ns or 0, log.active_ns)
+            self._stall_limit_s = max(self._stall_limit_s, log.stall_limit_s)
         if self._steps is not None and (appended.records or appended.is_anew):
             self._steps.take(rank, appended.steps, is_anew=appended.is_anew)
         self._measure(rank)
         self._unplaced.add(rank)
 
-    def _take_watched(self, rank: str, log: WatchedLog) -> None:
-        """Count an evaluation as progress, and judge by the rank's steps how long the run may go without progress."""
-        newest = self._ranks[rank]
-        if log.active_ns is not None:
-            newest.progress_ns = max(newest.progress_ns or 0, log.active_ns)
-        self._stall_limit_s = max(self._stall_limit_s, log.stall_limit_s)
-
-    def _read_node(self, name: str, number: int) -> None:
-        read, state = self.nodes.get(name, (0, NodeState()))
-        for record in self._log(name).newest().records:
-            read = number if state.take(record) else read
-        self.nodes[name] = (read, state)
-
     # In a run with many ranks: which logs a look reads, and which ranks are shown.
-
-    def _look_at_all(self) -> tuple[list[str], list[str]]:
-        """Return all ranks, and those whose logs have changed."""
-        ranks = list(self._ranks)
-        return ranks, [rank for rank in ranks if self._has_changed(self._name(rank))]
 
     def _look_in_turn(self) -> tuple[list[str], list[str]]:
         """Return the ranks whose logs were looked at, and at most LOGS_A_LOOK that have changed.

@@ -61,7 +61,6 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prometheus_url(self) -> str:
-        """Address of Prometheus."""
         return self.urls["prometheus"]
 
 

@@ -96,16 +96,16 @@ def _known(words: Sequence[str], script: str | None) -> Iterator[str]:
 def script_word(command: Sequence[str]) -> str | None:
     """Return the first Python file in a command, or the module after `-m`; None if there is neither."""
     for word, following in zip(command, [*command[1:], ""], strict=True):
-        if word.endswith(".py") and not word.startswith("-") and _is_path(word):
+        if (
+            word.endswith(".py")
+            and not word.startswith("-")
+            # Not a line of shell: `bash -c "TOKEN=X python train.py"` would show its secrets.
+            and (not re.search(r"[\s=;&|<>$`'\"]", word) or Path(word).is_file())
+        ):
             return word
         if word == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", following) and not following.startswith("torch."):
             return following
     return None
-
-
-def _is_path(word: str) -> bool:
-    """Whether the word is a path, not a line of shell: `bash -c "TOKEN=X python train.py"` would show its secrets."""
-    return not re.search(r"[\s=;&|<>$`'\"]", word) or Path(word).is_file()
 
 
 def read_script(word: str) -> Script | None:

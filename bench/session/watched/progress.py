@@ -136,7 +136,12 @@ class RankProgress:
             if self._slower is not None and begin.rank == self.rank:
                 self._slower.begin(begin)
         elif line.kind == "window":
-            self._leave_out(range(line.first - 1, line.last + 2))
+            # Leave out its steps, some of which are written after it.
+            traced = range(line.first - 1, line.last + 2)
+            self._traced.append(traced)
+            self.newest.leave_out(traced)
+            since = [step for step in self.timed[self._begun :] if step.number not in traced]
+            self.timed[self._begun :] = since
         elif line.kind == "end":
             self.still = None
         if line.kind != "steps":
@@ -155,21 +160,11 @@ class RankProgress:
                 continue
             phases = {name: column[place] for name, column in columns.items() if column and place < len(column)}
             known = {name: phase_ns for name, phase_ns in phases.items() if phase_ns is not None}
-            self.timed.append(_Timed(number, step_ns, known, _at(line.tokens, place)))
-
-    def _leave_out(self, traced: range) -> None:
-        """Leave out the steps of a window; some of them are written after it."""
-        self._traced.append(traced)
-        self.newest.leave_out(traced)
-        since = [step for step in self.timed[self._begun :] if step.number not in traced]
-        self.timed[self._begun :] = since
+            tokens = line.tokens[place] if line.tokens is not None and place < len(line.tokens) else None
+            self.timed.append(_Timed(number, step_ns, known, tokens or 0))
 
 
 _DECODER = msgspec.json.Decoder(_Line)
-
-
-def _at(column: Sequence[float | None] | None, place: int) -> float:
-    return (column[place] if column is not None and place < len(column) else None) or 0
 
 
 class JobProgress:
@@ -228,7 +223,12 @@ class JobProgress:
         )
         if tokens:
             words.append(f"{digits(tokens)} tokens/s")
-        waits = {rank.rank: _share(rank.recent) for rank in ranks}
+        # The share of each rank's steps that it spent waiting for data.
+        waits = {
+            rank.rank: sum(step.phases_ns.get("data", 0) for step in rank.recent)
+            / max(1, sum(step.step_ns for step in rank.recent))
+            for rank in ranks
+        }
         most = max(waits, key=lambda rank: waits[rank])
         rank_words = f" (rank {most})" if len(ranks) > 1 and waits[most] >= 0.01 else ""
         if waits[most]:  # Else no DataLoader of torch gives the batches, and the wait for them is unknown.
@@ -289,11 +289,6 @@ def _seconds(value_ns: float) -> str:
 
 def _quantile(values: Sequence[int], percent: int) -> float:
     return float(values[0]) if len(values) == 1 else quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
-def _share(steps: Sequence[_Timed]) -> float:
-    """Return the share of the steps' time that was spent waiting for data."""
-    return sum(step.phases_ns.get("data", 0) for step in steps) / max(1, sum(step.step_ns for step in steps))
 
 
 class LiveLine:

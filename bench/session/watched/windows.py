@@ -99,7 +99,7 @@ def _new_folder(windows: Path) -> int:
 
 def withdraw_window(run: Path, number: int) -> bool:
     """Withdraw a request for a window; return whether no steps are traced: the ranks had not agreed on any."""
-    from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
+    from bench.analysis.traces.watched_window import drop_window  # Loads the analysers.
 
     _take_request_away(run / HOOK_FOLDER / REQUEST, number)
     if window_folder(run, number).agreed is None:
@@ -186,7 +186,7 @@ class JobWindows:
         left = [window for window in folders if window.result is None]
         if not left:
             return
-        from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
+        from bench.analysis.traces.watched_window import drop_window  # Loads the analysers.
 
         for window in left:
             if window.agreed is None or (self._join is not None and self._join[0] == window.number):
@@ -249,7 +249,7 @@ class JobWindows:
             number, _ = self._join
             self._join = None
             if window_folder(self._run, number).result is None:
-                from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
+                from bench.analysis.traces.watched_window import drop_window  # Loads the analysers.
 
                 drop_window(self._run, number, "the process that joined its traces died")
 

@@ -7,7 +7,6 @@ same shift, otherwise none. Undecidable matches are reported as unsure, never gu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -181,7 +180,10 @@ def _anchors(reference: CollectiveSequence, other: CollectiveSequence, clocks: _
     anchors = np.full(other.kinds.size, ABSENT, dtype=np.int64)
     if clocks is not None:
         anchors = _in_order(_by_ends(reference, other, clocks))
-    for mine, theirs in _common_steps(reference, other):
+    for number in np.intersect1d(reference.steps, other.steps).tolist():
+        if number == ABSENT:
+            continue
+        mine, theirs = np.flatnonzero(reference.steps == number), np.flatnonzero(other.steps == number)
         by_ends = anchors[theirs]
         is_alike = mine.size == theirs.size and bool((reference.kinds[mine] == other.kinds[theirs]).all())
         # A step with equally many collectives on both ranks lost none, unless ends show that each lost a different one.
@@ -211,15 +213,6 @@ def _nearest(of_ns: Times, to_ns: Times) -> NDArray[np.int64]:
     right = np.clip(np.searchsorted(ordered_ns, to_ns), 1, of_ns.size - 1)
     is_left = to_ns - ordered_ns[right - 1] <= ordered_ns[right] - to_ns
     return order[np.where(is_left, right - 1, right)]
-
-
-def _common_steps(
-    reference: CollectiveSequence, other: CollectiveSequence
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the collectives of the reference and of the other in each numbered step that both have."""
-    for number in np.intersect1d(reference.steps, other.steps).tolist():
-        if number != ABSENT:
-            yield np.flatnonzero(reference.steps == number), np.flatnonzero(other.steps == number)
 
 
 def _in_order(anchors: NDArray[np.int64]) -> NDArray[np.int64]:

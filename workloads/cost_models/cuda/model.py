@@ -60,7 +60,8 @@ class CudaModel(CudaHalves):
             if self.copies != "cached":
                 tape.free("W")
             return tape.play(after_model).stretch()
-        self._head_inputs(tape)
+        if self.is_cast or self._has_gathered_input:
+            tape.make("cast", self.product(width))
         vocabulary = self.shape.vocabulary if not self.is_loss_sharded else self._own_vocabulary
         tape.make("W", self.copy_bytes(self._own_vocabulary * width))
         if self.tensor_ranks > 1 and not self.is_loss_sharded:
@@ -79,10 +80,6 @@ class CudaModel(CudaHalves):
         tape.make("logarithms", whole)
         tape.free("logits", *(("whole logits",) if self.product_bytes != FULL_BYTES else ()))
         return tape.stretch()
-
-    def _head_inputs(self, tape: Tape) -> None:
-        if self.is_cast or self._has_gathered_input:
-            tape.make("cast", self.product(self.shape.width))
 
     @property
     def _targets_bytes(self) -> int:

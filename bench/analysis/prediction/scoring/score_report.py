@@ -120,7 +120,6 @@ def _coverage_lines(coverage: Figure | None) -> Iterator[str]:
 
 
 def score_json(result: Score) -> dict[str, Any]:
-    """Return the score for JSON."""
     return {
         "model_version": MODEL_VERSION,
         "runs": result.runs,
