@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from scipy.stats import chi2
 
 from bench.gate.detector.detector import JudgedNight
+from bench.gate.detector.known_levels import returned_to
 from bench.gate.detector.state import SeriesState
 from tests.benchmarks.gate import judged_series
 from tests.benchmarks.gate.made_series import RERUNS, Change, MadeSeries
@@ -25,7 +26,8 @@ NEAR = 7
 class Told:
     """What is new on a night: an alert (tier 1), a page (tier 2), or a page that the level is back. onset: a position.
 
-    is_first: no alert of the same direction was open before.
+    is_first: no alert of the same direction was open before. is_known: the gate says that the series has been on this
+    level before.
     """
 
     position: int
@@ -34,6 +36,7 @@ class Told:
     onset: int
     is_first: bool
     is_return: bool = False
+    is_known: bool = False
 
 
 def whole_night(
@@ -61,6 +64,7 @@ def told_on(series: MadeSeries, position: int, before: SeriesState | None, judge
         onset=onset,
         is_first=not is_open,
         is_return=is_return,
+        is_known=is_return or returned_to(judged.state, alert.onset) is not None,
     )
 
 
@@ -145,7 +149,7 @@ def _count(series: MadeSeries, news: Sequence[Told], tally: Tally) -> None:
                 tally.again += place in hit_2
                 if place not in hit_2:
                     tally.delays.append(told.position - change.onset)
-                    tally.back += change.is_return and told.is_return
+                    tally.back += change.is_return and told.is_known
                 hit_2.add(place)
             hit_1.add(place)
         elif any(_is_near(told, change) for change in series.changes):

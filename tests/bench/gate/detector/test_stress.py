@@ -151,3 +151,9 @@ def test_power_grows_with_the_size_and_the_history() -> None:
     assert all((part[history, 10] or math.inf) <= 4 for part in parts for history in (30, 60, 100))
     assert sum(part[100, 2] is not None for part in parts) >= sum(part[12, 1] is not None for part in parts)
     assert set(POWER_KINDS) <= set(KINDS)
+
+
+def test_levels_that_come_back_are_reported_as_known() -> None:
+    tallies = [tally_of(series("sticky levels", number, nights=180)) for number in range(2)]
+    assert sum(tally.returns for tally in tallies) >= 4
+    assert all(tally.back == tally.returns for tally in tallies)
