@@ -28,7 +28,9 @@ from workloads.spec import Precision
 # The form of a file.
 
 _Text = Annotated[str, Meta(min_length=1, title="a text that is not empty")]
-_Source = Annotated[str, Meta(min_length=1, title="a text", description="the data sheet, or who measured it")]
+_Source = Annotated[
+    str, Meta(min_length=1, title="a text that is not empty", description="the data sheet, or who measured it")
+]
 _Rate = Annotated[float, Meta(ge=1e3, le=1e18)]
 _Bytes = Annotated[int, Meta(ge=2**30, description="whole bytes, for example 85_899_345_920")]
 
@@ -252,6 +254,10 @@ def _refusals(table: MachineTable) -> Iterator[str]:
     for number, level in enumerate(inner):
         if level.gpus is None:
             yield f'levels[{number}]: "{level.name}" has no gpus, and only the last level joins all; add gpus'
+    names = [level.name for level in table.levels]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            yield f'levels[{number}]: "{name}" is also levels[{names.index(name)}]; give each level its own name'
     for below, above in pairwise(level for level in inner if level.gpus is not None):
         assert below.gpus is not None, "these levels have a number"
         assert above.gpus is not None, "these levels have a number"
@@ -274,7 +280,7 @@ def _refusals(table: MachineTable) -> Iterator[str]:
 
 
 CLOSE_RATIO = 0.02
-"""Largest difference between a file's peak and that of `bench.results.mfu`, as data sheets round."""
+"""Largest difference between a file's rate and that of `bench.results.mfu`, as data sheets round."""
 
 
 def _peak_refusals(table: MachineTable) -> Iterator[str]:
@@ -282,6 +288,14 @@ def _peak_refusals(table: MachineTable) -> Iterator[str]:
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
     known = {precision: peak_of(name, precision) for precision in precisions}
     sheets: Mapping[Precision, Peak] = {key: peak for key, peak in known.items() if isinstance(peak, Peak)}
+    bandwidth = table.gpu.memory_bandwidth_bytes_per_second
+    for peak in [*sheets.values()][:1]:
+        known_rate = peak.bandwidth_bytes_per_second
+        if bandwidth is not None and abs(bandwidth / known_rate - 1) > CLOSE_RATIO:
+            yield (
+                f"gpu.memory_bandwidth_bytes_per_second is {bandwidth:.4g}, and no data sheet gives that: {peak.source}"
+                f" gives {known_rate:.4g}; leave it out"
+            )
     if own is None:
         if not sheets:
             yield (
