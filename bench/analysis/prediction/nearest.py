@@ -15,10 +15,15 @@ from bench.case import MOST, Case, check, find_spec, options_set, parse_options,
 from bench.errors import Misuse
 from bench.machine.machines.machine_file import PlannedMachine
 from workloads.options import microbatch_option
-from workloads.spec import OptionValue
 
 STRATEGIES = ("fsdp", "hsdp", "three_d")
 """Alternative strategies to try: they need less memory on each rank, and run on any machine."""
+SPLITS = (2, 4, 8)
+"""Factors to try on the number of microbatches."""
+STAGES = (2, 4, 8, 16)
+"""Pipelines of `three_d` to try."""
+MOST_MICROBATCHES = 64
+"""Upper limit of their microbatches."""
 GROWTH = (2, 4, 8, 16, 32, 64)
 """Factors to try on the number of ranks, then on that of the machine's nodes."""
 MOST_RANKS = MOST["ranks"]
@@ -59,9 +64,10 @@ def _setups(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, Pl
         return
     for words, tried in (*_options(case), *_strategies(case, machine)):
         yield words, tried, machine
-    # More of the machine's GPUs, then more nodes.
-    node = machine.table.gpus_per_node
-    counts = [ranks for factor in GROWTH if (ranks := factor * case.ranks) < machine.gpus]
+    # A sequence for each rank, more of the machine's GPUs, then more nodes.
+    node, own_batch = machine.table.gpus_per_node, case.shape.batch
+    counts = [case.ranks] * (own_batch < case.ranks)
+    counts += [ranks for factor in GROWTH if (ranks := factor * case.ranks) < machine.gpus]
     counts += [machine.gpus] * (machine.gpus > case.ranks) + [factor * machine.gpus for factor in GROWTH]
     for ranks in counts:
         if ranks > MOST_RANKS:
@@ -69,52 +75,84 @@ def _setups(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, Pl
         nodes = math.ceil(ranks / node)
         on = machine if ranks <= machine.gpus else machine.with_nodes(nodes)
         there = "" if on is machine else f"{on.words_to_choose} "
-        for batch in dict.fromkeys((case.shape.batch, case.shape.batch * ranks // case.ranks)):
-            larger = replace(case, ranks=ranks, nodes=nodes, model=replace(case.shape, batch=batch))
-            grown = f"{there}--ranks {ranks}" + (f" --batch {batch}" if batch != case.shape.batch else "")
+        grown: list[tuple[str, Case]] = []
+        for batch in dict.fromkeys((own_batch, max(own_batch, ranks), own_batch * ranks // case.ranks)):
+            if (ranks, batch) != (case.ranks, own_batch):
+                changes = [f"--ranks {ranks}"] * (ranks != case.ranks) + [f"--batch {batch}"] * (batch != own_batch)
+                larger = replace(case, ranks=ranks, nodes=nodes, model=replace(case.shape, batch=batch))
+                grown.append((there + " ".join(changes), larger))
+        for words, larger in grown:
             with suppress(Misuse):
                 scaled = check(settle(larger), is_here=False)
-                yield grown, scaled, on
-                for words, tried in _options(scaled):
-                    yield f"{grown} {words}", tried, on
-            for words, tried in _strategies(larger, on):
-                yield f"{words} {grown}", tried, on
+                yield words, scaled, on
+                for more, tried in _options(scaled):
+                    yield f"{words} {more}", tried, on
+        for words, larger in grown:
+            for more, tried in _strategies(larger, on):
+                yield f"{more} {words}", tried, on
 
 
 def _options(case: Case) -> Iterator[tuple[str, Case]]:
-    """Yield the case with checkpointing, then with smaller microbatches, then with both."""
+    """Yield the case with checkpointing, then with smaller microbatches as well, then with sharded states as well."""
     whole = {"checkpoint": "full"} if case.options.get("checkpoint") not in (None, "full") else {}
     if case.options.get("checkpoint_every", 1) != 1 and "checkpoint" in case.options:
         whole["checkpoint_every"] = "1"
-    if whole:
-        yield from _changed(case, whole)
+    sharded = {"sharded": "true"} if case.options.get("sharded") is False else {}
     option = microbatch_option(case)
     count = int(case.options[option.name])
-    for factor in (2, 4, 8):
-        yield from _changed(case, {**whole, option.name: str(factor * count)})
+    for more in (sharded, {}) if sharded else ({},):
+        for changes in (more, {**more, **whole}):
+            if changes:
+                yield from _changed(case, changes)
+        for factor in SPLITS:
+            yield from _changed(case, {**more, **whole, option.name: str(factor * count)})
 
 
 def _strategies(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case]]:
-    """Yield the case with strategies that shard more, without and with checkpointing."""
-    node = min(machine.table.gpus_per_node, case.ranks)
+    """Yield the case with strategies that shard more, without and with checkpointing, then in smaller microbatches."""
     for name in STRATEGIES:
         if name == case.strategy:
             continue
         known = {option.name for option in find_spec(name).options}
         own = {key: written(value) for key, value in options_set(case).items() if key in known}
-        sized = {"tensor_ranks": str(node), "pipeline_ranks": "1"} if name == "three_d" else {}
-        for more in ({}, {"checkpoint": "full"}):
-            yield from _changed(case, {**own, **sized, **more}, strategy=name)
+        if name == "three_d":
+            for sizes in _meshes(case, machine):
+                yield from _changed(case, {**own, **sizes, "checkpoint": "full"}, strategy=name)
+            continue
+        whole = {**own, "checkpoint": "full"}
+        for changes in (own, whole, *({**whole, "accumulate": str(count)} for count in SPLITS)):
+            yield from _changed(case, changes, strategy=name)
+
+
+def _meshes(case: Case, machine: PlannedMachine) -> Iterator[dict[str, str]]:
+    """Yield options of `three_d` that shard products within a node, on few stages first, in small microbatches."""
+    node = machine.table.gpus_per_node
+    for stages in STAGES:
+        if not (replicas := case.ranks // (node * stages)):
+            return
+        batch = max(1, case.shape.batch // replicas)
+        yield {
+            "tensor_ranks": str(node),
+            "pipeline_ranks": str(stages),
+            "microbatches": str(max(count for count in range(1, MOST_MICROBATCHES + 1) if batch % count == 0)),
+            "sequence_parallel": "true",
+            **({"balance": "flops"} if case.shape.layers % stages else {}),
+            **({"data_axis": "fsdp"} if replicas > 1 else {}),
+        }
 
 
 def _changed(case: Case, options: Mapping[str, str], *, strategy: str | None = None) -> Iterator[tuple[str, Case]]:
     """Yield the case with these options changed, if its spec accepts them."""
     spec = find_spec(strategy or case.strategy)
-    texts = [f"{name}={value}" for name, value in options.items()]
-    words = " ".join([*([] if strategy is None else [strategy]), *(f"--option {text}" for text in texts)])
+    words = " ".join([*([] if strategy is None else [strategy]), *(f"--option {text}" for text in _texts(options))])
+    if strategy is None:
+        # Without what was settled: a default may depend on the changed options.
+        options = {**{key: written(value) for key, value in options_set(case).items()}, **options}
     with suppress(Misuse):
-        values: Mapping[str, OptionValue] = parse_options(spec, texts)
-        if strategy is None:
-            values = {**case.options, **{name: values[name] for name in options}}
+        values = parse_options(spec, _texts(options))
         changed = replace(case, strategy=spec.name, version=spec.version_on(case.device), options=values)
         yield words, check(settle(changed), is_here=False)
+
+
+def _texts(options: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in options.items()]

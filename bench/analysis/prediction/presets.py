@@ -48,8 +48,8 @@ def _cases(spec: StrategySpec, machine: PlannedMachine, shape: Shape) -> Iterato
     while ranks >= spec.needs.minimum_ranks:
         sizes = {"tensor_ranks": min(machine.table.gpus_per_node, ranks // 2)} if spec.name == "three_d" else {}
         texts = [f"{name}={size}" for name, size in sizes.items()]
-        # Stages of equal FLOPs need not have equally many blocks.
-        for more in (["checkpoint=full"], ["checkpoint=full", "balance=flops"], []):
+        # Stages of equal FLOPs need not have equally many blocks, if a rank has one. Zero bubble refuses checkpointing.
+        for more in (["checkpoint=full"], ["checkpoint=full", "balance=flops"], [], ["stages=1", "balance=flops"]):
             with suppress(Misuse):
                 yield _case(spec, machine, replace(shape, batch=max(ranks, shape.batch)), ranks, [*texts, *more])
                 break
@@ -124,6 +124,7 @@ def presets_page(
     yield Table(columns, cells, words=(0, 2, 4), unbroken=(0, 1, 2, 3), folds="always")
     yield ""
     yield (
-        "in bf16 with checkpointing, one sequence a rank (at least 8 in all) and otherwise default options; other"
-        " options may fit more (`observatory run STRATEGY --on MACHINE --dry-run`)"
+        "in bf16 with checkpointing, one sequence a rank (at least 8 in all), stages of equal FLOPs where layers do not"
+        " divide, and otherwise default options; other options may fit more (`observatory run STRATEGY --on MACHINE"
+        " --dry-run`)"
     )
