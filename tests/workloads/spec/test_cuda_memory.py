@@ -17,6 +17,7 @@ from workloads.cost_models.cuda.sizes import Copies
 from workloads.cost_models.cuda.tape import LiveBytes, Stretch, Tape
 from workloads.cost_models.memory import Checkpoint
 from workloads.cost_models.shape import Shape
+from workloads.data_parallel.cost_model import top_k_temporary_bytes
 from workloads.pipeline_parallel.cuda_peak import stage_on_cuda
 
 DOCS = Path(__file__).parents[3] / "docs" / "cost_models" / "memory.md"
@@ -199,14 +200,35 @@ def test_a_server_takes_in_the_gradients_of_all_workers_or_of_one() -> None:
     assert alone < together - 7 * 4 * weights + 10**9
 
 
+# Compressed gradients.
+
+
+def test_top_k_of_all_gradients_holds_the_largest_magnitudes_or_what_ranks_exchange() -> None:
+    """A hundredth of each weight is kept, and at least one element."""
+    shape = replace(SHAPE, layers=1, vocabulary=10_000)
+    kept = sum(max(1, round(size / 100)) for size in (WIDTH, WIDTH, WIDTH)) + 2 * 6400
+    for matrix in (WIDTH * WIDTH, WIDTH * KEYS, WIDTH * KEYS, WIDTH * WIDTH, *(3 * [WIDTH * INNER])):
+        kept += round(matrix / 100)
+    assert top_k_temporary_bytes(shape, 0.01, 2) == 4 * 640_000 + 4 * 6400 + 8 * kept
+    assert top_k_temporary_bytes(shape, 0.01, 64) == kept * (5 * 8 + 4 + 8 + 64 * 8)
+
+
+@pytest.mark.parametrize("words", ["compress=topk", "compress=powersgd", "compress=bf16"])
+def test_compressing_all_gradients_at_once_needs_more_than_averaging_them(words: str) -> None:
+    plain, compressed = (
+        predicted_bytes(f"ddp 8 1b/4 bf16 8 overlap=false {each}") for each in ("compress=none", words)
+    )
+    weights = case_of("ddp 8 1b/4 bf16 8").shape.parameters()
+    # Errors that are remembered, or a share of the gradients and its rounding.
+    assert compressed - plain >= 4 * weights
+
+
 def test_no_cost_model_speaks_of_what_it_does_not_cover() -> None:
     for words in (
         "single 1 1b bf16 8 compile=default",
         "single 1 1b bf16 8 weights=fp8",
         "single 1 1b bf16 8 attention=math checkpoint=selective",
-        "ddp 8 1b bf16 8 compress=powersgd",
         "fsdp 8 1b bf16 8 tied",
-        "ddp 8 1b bf16 8 compress=topk overlap=false",
         "three_d 8 1b/8 bf16 32 schedule=interleaved_zero_bubble",
         "ulysses 4 1b/2 bf16 8 attention=math",
     ):
