@@ -156,7 +156,7 @@ def _remembered_bytes(setup: Setup) -> int:
 
 def _cuda_peak(setup: Setup, states: States, *, data_ranks: int) -> Prediction | Absent:
     """Predict the peak of a rank that keeps all weights, on CUDA."""
-    if (reason := cuda_peak_not_covered(setup, is_whole=True)) is not None:
+    if (reason := cuda_peak_not_covered(setup)) is not None:
         return reason
     is_averaged = setup.strategy != "single"
     is_overlapped = is_averaged and bool(setup.options.get("overlap", True))

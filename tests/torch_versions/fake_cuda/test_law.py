@@ -32,6 +32,7 @@ CASES = (
     "zero1 8 1b/2 bf16 32",
     "fsdp 8 1b/2 bf16 32",
     "fsdp 8 1b/2 bf16 32 checkpoint=full wrap=layer prefetch=2",
+    "fsdp 8 1b/2 bf16 32 tied accumulate=2 reduce=last",
     "fsdp 1 1b/2 bf16 4 checkpoint=full loss_chunks=4",
     "hsdp 8 1b/2 bf16 64 accumulate=2 reduce=last",
     "zero2 8 1b/2 bf16 32 weights=autocast",

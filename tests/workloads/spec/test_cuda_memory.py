@@ -16,6 +16,7 @@ from workloads.cost_models.cuda.peak import CONTEXT_BYTES, unallocated_bytes, wh
 from workloads.cost_models.cuda.sizes import Copies
 from workloads.cost_models.cuda.tape import LiveBytes, Stretch, Tape
 from workloads.cost_models.memory import Checkpoint
+from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
 from workloads.data_parallel.cost_model import top_k_temporary_bytes
 from workloads.pipeline_parallel.cuda_peak import stage_on_cuda
@@ -116,6 +117,18 @@ def test_a_tied_table_has_one_gradient_which_waits_for_that_of_the_embedding(chu
     first, later = whole_pass(tied, "new"), whole_pass(tied, "added")
     assert first.net == LiveBytes(gradients=4 * (SHAPE.layers * SHAPE.block_parameters() + table))
     assert later.net == LiveBytes()
+
+
+def test_sharded_states_of_a_tied_model_are_those_of_one_table() -> None:
+    """Each rank keeps an eighth of weights, gradients and moments, and gathers the table once."""
+    tied, apart = (case_of(f"fsdp 8 8b/4 bf16 8 checkpoint=full {word}".strip()) for word in ("tied", ""))
+    table = tied.shape.vocabulary * tied.shape.width
+    of_tied, of_apart = (case.spec().peak(case) for case in (tied, apart))
+    assert isinstance(of_tied, Prediction)
+    assert isinstance(of_apart, Prediction)
+    assert of_apart.optimizer_bytes - of_tied.optimizer_bytes == 8 * table // 8 + 4
+    # The rank's part in fp32, and the gathered table in bf16.
+    assert of_apart.parameters_bytes - of_tied.parameters_bytes == 4 * table // 8 + 2 * table
 
 
 # Attention by plain products, which keep all scores.
@@ -228,7 +241,6 @@ def test_no_cost_model_speaks_of_what_it_does_not_cover() -> None:
         "single 1 1b bf16 8 compile=default",
         "single 1 1b bf16 8 weights=fp8",
         "single 1 1b bf16 8 attention=math checkpoint=selective",
-        "fsdp 8 1b bf16 8 tied",
         "three_d 8 1b/8 bf16 32 schedule=interleaved_zero_bubble",
         "ulysses 4 1b/2 bf16 8 attention=math",
     ):
