@@ -88,12 +88,15 @@ CASES = (
     "tensor_parallel 8 8b/2 bf16 1 sequence_parallel=true loss_parallel=true checkpoint=full",
     "tensor_parallel 4 1b/4 bf16 8",
     "ring_attention 8 8b/2 bf16 1 sharded=true checkpoint=full",
+    "ring_attention 1 1b/2 bf16 4 sharded=true",
     "ulysses 8 8b/2 bf16 1 sharded=true checkpoint=full",
     "ring_attention 8 1b/2 bf16 8 sharded=true tied",
     "three_d 8 8b/4 bf16 8",
     "three_d 8 8b/4 bf16 8 data_axis=fsdp checkpoint=full",
     "three_d 64 8b/8 bf16 64 pipeline_ranks=4 tensor_ranks=4 microbatches=8",
     "three_d 64 8b/8 bf16 64 pipeline_ranks=2 tensor_ranks=8 microbatches=8 data_axis=fsdp checkpoint=full",
+    "three_d 8 1b/4 bf16 16 schedule=interleaved_zero_bubble stages=2",
+    "three_d 8 8b/8 bf16 16 schedule=zbv stages=2 sequence_parallel=true tensor_ranks=4",
 )
 
 

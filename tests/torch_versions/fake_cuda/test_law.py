@@ -46,6 +46,7 @@ CASES = (
     "ring_attention 8 1b/2 bf16 8 sharded=true",
     "ulysses 4 1b/2 bf16 8 sharded=true",
     "three_d 8 1b/4 bf16 16",
+    "three_d 8 1b/4 bf16 16 schedule=zbv stages=2",
 )
 
 

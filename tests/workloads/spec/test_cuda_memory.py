@@ -172,7 +172,10 @@ def test_plain_products_keep_all_scores_in_fp32_and_backward_makes_three_times_a
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("stage", [1, 2])
-def test_the_halves_of_a_backward_leave_what_a_whole_one_does(setting: tuple[int, int, Copies], stage: int) -> None:
+@pytest.mark.parametrize("tensor_ranks", [1, 2])
+def test_the_halves_of_a_backward_leave_what_a_whole_one_does(
+    setting: tuple[int, int, Copies], stage: int, tensor_ranks: int
+) -> None:
     stream_bytes, product_bytes, copies = setting
     model = replace(
         MODEL,
@@ -180,6 +183,7 @@ def test_the_halves_of_a_backward_leave_what_a_whole_one_does(setting: tuple[int
         product_bytes=product_bytes,
         copies=copies,
         is_efficient=product_bytes == 4,
+        tensor_ranks=tensor_ranks,
     )
     own = stage_on_cuda(model, (1, 1, 1), stage)
     for gradients in GRADIENTS:
@@ -195,6 +199,15 @@ def test_the_first_half_frees_only_the_logarithms_and_holds_the_gradients_that_w
     sent = 4 * TOKENS * WIDTH
     logarithms, targets = 4 * TOKENS * SHAPE.vocabulary, 8 * TOKENS
     assert last.input_half().net == LiveBytes(temporary=held + sent, activations=-logarithms - targets)
+
+
+def test_the_first_half_holds_a_ranks_part_of_what_ranks_divide() -> None:
+    """Norms, and the products that end the halves of a block, have whole results; the logits' sum is divided."""
+    last = stage_on_cuda(replace(MODEL, tensor_ranks=2), (1, 1), 1)
+    held = 2 * TOKENS * (2 * WIDTH + (WIDTH + 2 * KEYS + 2 * INNER) // 2)
+    held += 3 * 4 * TOKENS * WIDTH + 2 * TOKENS * SHAPE.vocabulary // 2
+    sent = 4 * TOKENS * WIDTH
+    assert last.input_half().net.temporary == held + sent
 
 
 def test_the_first_stage_waits_for_its_weights_to_differentiate_at_all() -> None:
@@ -241,7 +254,7 @@ def test_no_cost_model_speaks_of_what_it_does_not_cover() -> None:
         "single 1 1b bf16 8 compile=default",
         "single 1 1b bf16 8 weights=fp8",
         "single 1 1b bf16 8 attention=math checkpoint=selective",
-        "three_d 8 1b/8 bf16 32 schedule=interleaved_zero_bubble",
+        "ring_attention 4 1b/2 bf16 8 checkpoint=selective",
         "ulysses 4 1b/2 bf16 8 attention=math",
     ):
         case = case_of(words)
