@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 SHARED := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 .PHONY: demo test test-all test-rest test-slow test-slow-bench test-slow-other test-faults test-slurm test-drawn test-examples test-bytes test-alone
-.PHONY: test-ray test-torch test-python servers drawing screenshots
+.PHONY: test-ray test-memory test-torch test-python servers drawing screenshots
 .PHONY: install install-dev check benchmarks clean
 
 # On a CPU, two ranks; on one GPU, one rank; on several, up to 8, one rank per GPU with the same batch each. The model
@@ -58,7 +58,7 @@ test-rest:
 	for group in $(HEAVY); do $(MAKE) test-$$group || exit 1; done
 
 # Groups that each take minutes; CI runs one of them, which the commit selects.
-HEAVY := faults slurm drawn examples bytes alone ray
+HEAVY := faults slurm drawn examples bytes alone ray memory
 FAULTS := tests/slow/test_faults.py tests/bench/session/test_full_disk.py tests/bench/session/test_runner_ends.py
 SLURM := $(wildcard tests/slow/test_slurm*.py tests/slow/clusters/test_*.py)
 DRAWN := $(wildcard tests/stack/drawn/test_*.py)
@@ -106,6 +106,10 @@ test-alone: servers $(VENV)/.installed-dev
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest --cpu-budget=300 -m ray \
 		tests/slow/test_ray.py tests/slow/clusters/test_ray_gpus.py tests/slow/clusters/test_cluster_trees.py
+
+# The cost model of memory on CUDA, compared with torch's allocator on a fake CUDA: a CUDA build of torch, 530 MB.
+test-memory:
+	$(PYTHON) -m tests.torch_versions.run --memory 2.12
 
 test-torch: servers
 	$(PYTHON) -m tests.torch_versions.run $(TORCH)

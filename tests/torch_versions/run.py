@@ -1,12 +1,14 @@
 """Tests what a release of torch or Python may break, in an environment of each, and shows what each part took.
 
-    python -m tests.torch_versions.run [--quick] VERSION ...
+    python -m tests.torch_versions.run [--quick | --memory] VERSION ...
 
 A VERSION is one of torch, such as 2.11, or of torch and Python, such as 2.13/3.12. `newest` is the newest torch in the
 index that pip uses, whether or not the project allows it yet. Without --quick the strategies run and train as they do
-elsewhere; with it, what a release of Python may break is tested: imports, what forks, one run. A last line for each
-environment that fails names what breaks there.
-Where the variable CI is set an environment that cannot be had is a failure; elsewhere it is told, and left out.
+elsewhere; with it, what a release of Python may break is tested: imports, what forks, one run. With --memory, the cost
+model of memory is compared with torch's allocator on the fake CUDA. A last line for each environment that fails names
+what breaks there.
+Where the variable CI is set an environment that cannot be had is a failure; elsewhere it is told, and left out, which
+is a failure if nothing else is tested, except with --memory.
 """
 
 from __future__ import annotations
@@ -82,6 +84,7 @@ FULL_PARTS: Parts = {"names": NAMES, "runs": STRATEGIES, "tracing": FORKS, "work
 FAKE_CUDA_RELEASE = "2.12"
 """The torch whose calls the fake CUDA answers. Under 2.15 DDP reads nothing from its first all_gather and fails."""
 QUICK_PARTS: Parts = {"quick": PYTHON}
+MEMORY_PARTS: Parts = {"memory": ("tests/torch_versions/fake_cuda/test_law.py",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,9 @@ class Line:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="+", metavar="VERSION", type=_environment)
-    parser.add_argument("--quick", action="store_true", help="what a release of Python may break")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="what a release of Python may break")
+    extent.add_argument("--memory", action="store_true", help="peaks of memory on the fake CUDA")
     arguments = parser.parse_args()
     lines: list[Line] = []
     has_failed, tested = False, 0
@@ -112,8 +117,8 @@ def main() -> int:
             print(f"{environment.title} is not tested: {error}", file=sys.stderr, flush=True)
             has_failed |= bool(os.environ.get("CI")) and _has_interpreter(environment)
             continue
-        parts = QUICK_PARTS if arguments.quick else FULL_PARTS
-        if not arguments.quick and environment.torch == FAKE_CUDA_RELEASE:
+        parts = QUICK_PARTS if arguments.quick else MEMORY_PARTS if arguments.memory else FULL_PARTS
+        if parts is FULL_PARTS and environment.torch == FAKE_CUDA_RELEASE:
             parts = {**parts, "fake CUDA": FAKE_CUDA}
         for line in run_parts(environment, parts):
             lines.append(line)
@@ -128,7 +133,7 @@ def main() -> int:
         print(breakage)
     if not tested and not has_failed:
         print("nothing was tested", file=sys.stderr)
-    return int(has_failed or not tested)
+    return int(has_failed or not (tested or arguments.memory))
 
 
 def _environment(text: str) -> Environment:

@@ -59,6 +59,13 @@ def test_an_interpreter_that_is_not_there_is_told(is_ci: bool) -> None:
     ]
 
 
+def test_without_an_environment_the_peaks_of_memory_are_left_out_of_the_tests_around_them() -> None:
+    command = [sys.executable, "-m", "tests.torch_versions.run", "--memory", "2.12/3.99"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0
+    assert ended.stderr.splitlines()[-1] == "nothing was tested"
+
+
 def _write_index(folder: Path, *releases: str) -> None:
     """Files with the names of torch's wheels, which is all that pip reads of an index."""
     for release in releases:

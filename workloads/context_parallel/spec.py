@@ -188,8 +188,6 @@ class SequenceSpec(StrategySpec):
         if pinned_kernel(setup) == "math":
             return Absent(reason="the cost model of memory does not cover attention=math over a divided sequence")
         is_sharded, shape = bool(SHARDED.of(setup)), setup.shape
-        if is_sharded and setup.ranks == 1:
-            return Absent(reason="one rank alone gathers and reduces by code that the cost model does not cover")
         whole = cuda_model(setup, 1, is_gathered=is_sharded)
         own = replace(whole, positions=shape.sequence // setup.ranks)
         forward_bytes, backward_bytes = self.exchanged_bytes(setup, own)

@@ -18,15 +18,10 @@ from workloads.spec import ELEMENT_BYTES, Setup
 _COPIES: Mapping[Weights, Copies] = {"autocast": "cached", "bf16_compute": "each", "bf16": "none", "fp8": "each"}
 
 
-def cuda_peak_not_covered(setup: Setup, *, is_whole: bool = False) -> Absent | None:
-    """Return why the cost model cannot predict this setup's peak on CUDA under any strategy; None if it may.
-
-    is_whole: the rank keeps whole weights and gradients.
-    """
+def cuda_peak_not_covered(setup: Setup) -> Absent | None:
+    """Return why the cost model cannot predict this setup's peak on CUDA under any strategy; None if it may."""
     if setup.options["compile"] != "none":
         return Absent(reason="which activations a compiled block keeps is the compiler's choice")
-    if setup.shape.is_tied and not is_whole:
-        return Absent(reason="the cost model of memory on CUDA covers tied heads only where ranks keep whole weights")
     if is_fp8(setup):
         return Absent(reason="the cost model of memory does not cover what products in fp8 scale and round")
     if pinned_kernel(setup) == "math" and setup.options["checkpoint"] == "selective":

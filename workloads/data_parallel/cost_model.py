@@ -20,6 +20,7 @@ VALUE_BYTES = 4
 HALF_BYTES = 2
 INDEX_BYTES = 4
 """Bytes of one index into a weight's gradient, int32."""
+_LONG_BYTES = 8
 INDEXED_ELEMENTS = 2**31
 """Number of elements of a gradient that int32 can index."""
 
@@ -84,6 +85,21 @@ def top_k_bytes(shape: Shape, density: float) -> int:
     """
     elements = sum(kept_elements(math.prod(weight), density) for weight in model_weights(shape))
     return (VALUE_BYTES + INDEX_BYTES) * elements
+
+
+def top_k_temporary_bytes(shape: Shape, density: float, ranks: int) -> int:
+    """Return the most bytes that top-k of all gradients at once makes beside their copy.
+
+    While it chooses: the magnitudes of the largest weight's gradient, an fp32 value for each element that it keeps of
+    it, and an int64 index for each of all weights. While it adds: for each element its index by weight, in one tensor
+    and of the rank whose values are added, the start of its weight and its place in the copy, all int64; an fp32 value;
+    and a value and an int32 index of this rank and of each rank.
+    """
+    kept = [(weight, kept_elements(weight, density)) for weight in map(math.prod, model_weights(shape))]
+    (largest, of_largest), total = max(kept), sum(count for _, count in kept)
+    choosing = VALUE_BYTES * (largest + of_largest) + _LONG_BYTES * total
+    each = 5 * _LONG_BYTES + VALUE_BYTES + (1 + ranks) * (VALUE_BYTES + INDEX_BYTES)
+    return max(choosing, each * total)
 
 
 # ZeRO-1 as in torch: optimizer states are divided by whole weights.

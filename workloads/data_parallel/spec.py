@@ -10,7 +10,7 @@ from workloads.core.cuda_setup import cuda_model, cuda_peak_not_covered
 from workloads.core.learning_rate import RECIPE
 from workloads.core.precision_options import gradient_bytes, is_master_kept, master_bytes_each
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.cuda.peak import replicated_peak
+from workloads.cost_models.cuda.peak import THREAD_WORKSPACE_BYTES, replicated_peak
 from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, ZeroStage, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fresh_gradients, step_peak
 from workloads.cost_models.terms import Collective, States, Transfer, replicated_states
@@ -24,6 +24,7 @@ from workloads.data_parallel.cost_model import (
     rounded_bytes,
     sent_bytes,
     top_k_bytes,
+    top_k_temporary_bytes,
 )
 from workloads.options import (
     TRAINING_OPTIONS,
@@ -141,10 +142,6 @@ def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
             return [("all_reduce", gradient_bytes(setup) * shape.parameters())]
 
 
-ROUNDED = ("fp16", "bf16")
-"""Values of `compress` that round gradients."""
-
-
 def _remembered_bytes(setup: Setup) -> int:
     """Return the bytes that a scheme keeps from step to step: its errors and, for PowerSGD, the last right factors.
 
@@ -159,16 +156,18 @@ def _remembered_bytes(setup: Setup) -> int:
 
 def _cuda_peak(setup: Setup, states: States, *, data_ranks: int) -> Prediction | Absent:
     """Predict the peak of a rank that keeps all weights, on CUDA."""
-    if (reason := cuda_peak_not_covered(setup, is_whole=True)) is not None:
+    if (reason := cuda_peak_not_covered(setup)) is not None:
         return reason
     is_averaged = setup.strategy != "single"
     is_overlapped = is_averaged and bool(setup.options.get("overlap", True))
     # The fp32 copy of bf16 gradients that the master is updated with.
     copy_bytes = 2 * states.gradients_bytes if is_master_kept(setup) and gradient_bytes(setup) == HALF_BYTES else 0
-    after_bytes = states.gradients_bytes if is_averaged and not is_overlapped else copy_bytes
+    after_bytes = copy_bytes
+    if is_averaged and not is_overlapped:
+        after_bytes = states.gradients_bytes + _compression_bytes(setup, states)
     compress = setup.options.get("compress", "none")
-    if compress in ROUNDED and not is_overlapped:
-        after_bytes = 5 * states.gradients_bytes // 2  # All gradients at once: copy, share, rounded share.
+    # PowerSGD multiplies matrices in a thread of its own.
+    workspace_bytes = THREAD_WORKSPACE_BYTES if compress == "powersgd" and is_overlapped else 0
     return replicated_peak(
         cuda_model(setup, data_ranks),
         states=states,
@@ -176,8 +175,23 @@ def _cuda_peak(setup: Setup, states: States, *, data_ranks: int) -> Prediction |
         # fp32 gradients of bf16 weights are in `GradientBuckets`, which take the place of the gradients.
         is_bucketed=is_overlapped and not (is_master_kept(setup) and gradient_bytes(setup) == FULL_BYTES),
         after_backward_bytes=after_bytes,
-        other_bytes=0 if compress == "none" else _remembered_bytes(setup),
+        other_bytes=workspace_bytes + (0 if compress == "none" else _remembered_bytes(setup)),
     )
+
+
+def _compression_bytes(setup: Setup, states: States) -> int:
+    """Return the most bytes that compressing all gradients at once makes beside their copy."""
+    match setup.options.get("compress"):
+        case "fp16" | "bf16":
+            return 3 * states.gradients_bytes // 2  # A share, and the share rounded.
+        case "topk":
+            return top_k_temporary_bytes(setup.shape, float(setup.options["density"]), setup.ranks)
+        case "powersgd":
+            factors = powersgd_bytes(setup.shape, int(setup.options["compress_rank"]))
+            # Left factors: this rank's, their mean, and orthonormal. Right factors: this rank's, and their mean.
+            return 3 * factors.left_bytes + 2 * factors.right_bytes
+        case _:
+            return 0
 
 
 class ReplicaSpec(StrategySpec):
@@ -288,7 +302,7 @@ class DdpSpec(ReplicaSpec):
 
     def peak(self, setup: Setup) -> Prediction | Absent:
         if setup.device == "cuda":
-            return self._cuda_peak(setup)
+            return _cuda_peak(setup, self.states(setup, 0), data_ranks=setup.ranks)
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
@@ -302,14 +316,6 @@ class DdpSpec(ReplicaSpec):
             averaged_bytes=0 if is_overlapped else states.gradients_bytes,
         )
         return replace(peak, other_bytes=_remembered_bytes(setup))
-
-    def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
-        compress = setup.options["compress"]
-        if compress == "powersgd":
-            return Absent(reason="the cost model of memory on CUDA does not cover the workspace of PowerSGD's QR")
-        if compress == "topk" and not setup.options["overlap"]:
-            return Absent(reason="the cost model of memory on CUDA does not cover top-k of all gradients at once")
-        return _cuda_peak(setup, self.states(setup, 0), data_ranks=setup.ranks)
 
 
 # single: one rank trains the model alone; all other strategies are compared with it.

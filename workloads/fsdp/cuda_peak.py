@@ -208,7 +208,8 @@ class ShardedPass:
                 after_mlp=after_mlp,
             )
             tape.play(model.backward(block, "new", around))
-        tape.play(model.embedding_backward("new"))
+        # The gradient of a tied head waits in autograd for that of the embedding, which is added in place.
+        tape.play(model.embedding_backward("added" if model.shape.is_tied else "new"))
         last_buffer = self._end_unit(tape, self.outer, last_buffer)
         tape.change(-last_buffer, "temporary")
 

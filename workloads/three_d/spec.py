@@ -309,8 +309,6 @@ class ThreeDSpec(PipelineSpec):
         if (reason := self.states_not_covered(setup) or cuda_peak_not_covered(setup)) is not None:
             return reason
         axes, pipeline, costs = self.mesh(setup), self.pipeline(setup), self._cost_model(setup)
-        if pipeline.schedule in HALVED_BACKWARD:
-            return Absent(reason="the cost model of memory covers no halves of a backward whose products ranks divide")
         is_sharded = costs.bucket_bytes is None
         model = replace(
             cuda_model(setup, axes["data"], is_gathered=is_sharded),

@@ -149,9 +149,24 @@ WRONG = {
         "peak_flops_per_second.bf16 is 6.24e+14, and no data sheet gives that: NVIDIA A100 data sheet, 2021 gives"
         " 3.12e+14 dense; leave the table out",
     ),
+    "a memory ten times as fast": (
+        OWN.replace('"torch"', '"torch"\nmemory_bandwidth_bytes_per_second = 1.935e13'),
+        "gpu.memory_bandwidth_bytes_per_second is 1.935e+13, and no data sheet gives that: NVIDIA A100 data sheet, 2021"
+        " gives 1.935e+12; leave it out",
+    ),
+    "two levels of one name": (
+        OWN.replace('"Ethernet"', '"PCIe"'),
+        'levels[1]: "PCIe" is also levels[0]; give each level its own name',
+    ),
+    "no source": (OWN.replace('"PCIe 4.0 x16"', '""'), 'levels[0].source is ""; it may be a text that is not empty'),
     "a typing error": (OWN.replace("nodes = 2", "node = 2"), "unknown key 'node'; did you mean 'nodes'?"),
     "a newer file": (OWN.replace("schema_version = 1", "schema_version = 2"), "schema_version is 2, and this program"),
 }
+
+
+def test_a_memory_bandwidth_that_rounds_the_data_sheet_is_taken(tmp_path: Path) -> None:
+    machine = _own(tmp_path, OWN.replace('"torch"', '"torch"\nmemory_bandwidth_bytes_per_second = 1.94e12'))
+    assert machine.memory_bandwidth() == 1.94e12
 
 
 @pytest.mark.parametrize("name", WRONG)

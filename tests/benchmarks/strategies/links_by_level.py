@@ -45,8 +45,11 @@ def main() -> None:
 
 def _print(setting: Setting, measured: list[InBox]) -> None:
     print(f"{setting.nodes} nodes, {setting.rate_mbit:g} Mbit/s: {measured[0].links.basis}\n")
-    print("| strategy | axis | level | bytes of a rank | busiest link | predicted | alone / predicted | by one link |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| strategy | axis | level | bytes of a rank | busiest link | predicted | alone / predicted | by one link"
+        " | by sweeps in turn |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for one in measured:
         for axis in one.replayed:
             print(f"| {' | '.join(_cells(one, axis))} |")
@@ -70,7 +73,11 @@ def _cells(one: InBox, axis: str) -> Iterator[str]:
     replays_s, predicted_s = one.replays_s(axis), one.predicted_replay_s(axis)
     yield f"{1e3 * predicted_s:.1f} ms"
     yield _ratio(replays_s, predicted_s)
-    yield "-" if one.is_across(axis) else _ratio(replays_s, one.replay_by_one_link_s(axis))
+    if one.is_across(axis):
+        yield from ("-", "-")
+    else:
+        yield _ratio(replays_s, one.replay_by_one_link_s(axis))
+        yield _ratio(replays_s, one.replay_by_turns_s(axis))
 
 
 def _ratio(times_s: list[float], predicted_s: float) -> str:

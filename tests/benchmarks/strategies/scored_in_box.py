@@ -128,7 +128,7 @@ def measure(setting: Setting, history: History, folder: Path, *, replays: int) -
             if isinstance(links, Absent):
                 raise RuntimeError(links.reason)
             on_links.append((case, links))
-        measured = replay(box, on_links, folder, steps=0, replays=replays, sleep_s=0.0, limit_s=WITHIN_S)
+        measured = replay(box, on_links, folder, steps=0, replays=replays, turns=replays, sleep_s=0.0, limit_s=WITHIN_S)
         _say(f"{words}: replayed")
     return [_scored(words, summary, one) for summary, one in zip(steps, measured, strict=True)]
 

@@ -27,11 +27,12 @@ from tests.slow.ranks.boxed_ranks import ROOT, Order, run_ranks
 from tests.slow.ranks.replaying_rank import Answer, Job, ReplayOrder
 from tests.support.netbox import INTERFACE, NetBox, netbox
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.communication import Link
+from workloads.cost_models.communication import Link, wire_factor, wire_messages
 from workloads.cost_models.interconnect import Interconnect, mesh_axes, traffic_times_s
+from workloads.cost_models.link_fit import TimedSize, fit
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.step_time import ComputeTime, StepTime
-from workloads.cost_models.terms import Transfer
+from workloads.cost_models.terms import Collective, Transfer
 from workloads.pipeline_parallel.expected_step import step_of
 from workloads.spec import OptionValue
 
@@ -39,7 +40,8 @@ RANKS_PER_NODE = 2
 SHAPE = Shape(layers=4, width=256, heads=8, kv_heads=8, mlp_width=512, vocabulary=64, sequence=128, batch=8)
 SLEEP_S = 0.02
 REPLAY_S = 0.6
-"""A replay goes on at least so long, since the first 256 KiB after a pause are not slowed."""
+"""A replay over nodes goes on at least so long, since the first 256 KiB after a pause are not slowed."""
+INSIDE_REPLAY_S = 0.1
 LATENCY = "400ms"
 """Packets wait so long that none is dropped, as on the lossless networks of training."""
 GLOO_HEADER_BYTES = 48
@@ -54,6 +56,8 @@ INSIDE: Mapping[str, OptionValue] = {
 }
 ACROSS: Mapping[str, OptionValue] = {**INSIDE, "collectives": "all_reduce", "max_bytes": 1 << 22}
 CALLS_INSIDE, CALLS_ACROSS = 40, 6
+TURNS = 16
+"""Replays inside nodes, each followed by a sweep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,15 +143,45 @@ class InBox:
         """All transfers over the axis in a step, in turn."""
         return axis_s(self.case, axis, self.links.interconnect)
 
+    def replay_by_turns_s(self, axis: str) -> float:
+        """The same, for an axis inside nodes, with links that are fitted to the sweeps between the replays.
+
+        Raises:
+            NoLinkFit: the sweeps show no link.
+        """
+        links = self._links_by_turns(axis)
+        inside = replace(
+            self.links.interconnect.levels[0], link=next(iter(links.values())), by_collective=tuple(links.items())
+        )
+        levels = (inside, *self.links.interconnect.levels[1:])
+        return axis_s(self.case, axis, Interconnect(levels=levels))
+
+    def _links_by_turns(self, axis: str) -> dict[Collective, Link]:
+        points: dict[Collective, list[TimedSize]] = defaultdict(list)
+        of_ranks = [answer.replays[axis].swept for answer in self.answers]
+        ranks, backend = self.axes[axis], self.case.backend
+        for together in zip(*of_ranks, strict=True):
+            collective, size_bytes = together[0].collective, together[0].size_bytes
+            points[collective].append(
+                TimedSize(
+                    messages=wire_messages(collective, ranks, backend),
+                    wire_bytes=round(size_bytes * wire_factor(collective, ranks, backend)),
+                    elapsed_s=statistics.median(time_s for of_rank in together for time_s in of_rank.elapsed_s),
+                )
+            )
+        return {collective: fit([of_one]).link() for collective, of_one in points.items()}
+
     def replay_by_one_link_s(self, axis: str) -> float:
         """The same where the link of all_reduce stands for every collective."""
         levels = tuple(replace(level, by_collective=()) for level in self.links.interconnect.levels)
         return axis_s(self.case, axis, Interconnect(levels=levels))
 
     def replays_s(self, axis: str) -> list[float]:
-        """Time after time, that of the slowest rank."""
+        """Time after time, that of the slowest rank; inside nodes, which have turns, of the slowest in each node."""
         by_rank = [answer.replays[axis].elapsed_s for answer in self.answers]
-        return [max(together) for together in zip(*by_rank, strict=True)]
+        at_once = len(by_rank) if self.is_across(axis) else RANKS_PER_NODE
+        groups = [by_rank[first : first + at_once] for first in range(0, len(by_rank), at_once)]
+        return [max(together) for group in groups for together in zip(*group, strict=True)]
 
     def predicted_step(self) -> StepTime:
         """With the sleeps of a rank's blocks for its computing."""
@@ -187,7 +221,9 @@ def _link_bytes(one: InBox, axis: str, level: int) -> int:
     return round(axis_s(one.case, axis, Interconnect(levels=levels)))
 
 
-def measure(setting: Setting, cases: Sequence[Case], folder: Path, *, steps: int = 3, replays: int = 5) -> list[InBox]:
+def measure(
+    setting: Setting, cases: Sequence[Case], folder: Path, *, steps: int = 3, replays: int = 5, turns: int = TURNS
+) -> list[InBox]:
     """Measure the links of a box by the product's probe, then all cases on it.
 
     folder: an empty one for the history, the probes' runs and the ranks' answers.
@@ -197,7 +233,8 @@ def measure(setting: Setting, cases: Sequence[Case], folder: Path, *, steps: int
     """
     with netbox(nodes=setting.nodes, rate_mbit=setting.rate_mbit, latency=LATENCY) as box:
         links = list(_links(box, setting, cases, folder))
-        return replay(box, list(zip(cases, links, strict=True)), folder, steps=steps, replays=replays)
+        placed = list(zip(cases, links, strict=True))
+        return replay(box, placed, folder, steps=steps, replays=replays, turns=turns)
 
 
 def replay(
@@ -207,6 +244,7 @@ def replay(
     *,
     steps: int,
     replays: int,
+    turns: int = TURNS,
     sleep_s: float = SLEEP_S,
     limit_s: float = LIMIT_S,
 ) -> list[InBox]:
@@ -227,6 +265,7 @@ def replay(
             sleep_s=sleep_s,
             steps=steps,
             replays=replays,
+            turns=turns,
         )
 
     answered = run_ranks(
@@ -241,7 +280,9 @@ def replay(
 
 def _calls(case: Case, interconnect: Interconnect) -> Iterator[tuple[str, int]]:
     for axis in dict.fromkeys(transfer.axis for transfer in case.spec().transfers(case)):
-        yield axis, math.ceil(REPLAY_S / axis_s(case, axis, interconnect))
+        crosses_nodes = interconnect.crossed(mesh_axes(case.spec().mesh(case))[axis])[-1].name == "cluster"
+        replay_s = REPLAY_S if crosses_nodes else INSIDE_REPLAY_S
+        yield axis, math.ceil(replay_s / axis_s(case, axis, interconnect))
 
 
 def _links(box: NetBox, setting: Setting, cases: Sequence[Case], folder: Path) -> Iterator[MeasuredLinks]:

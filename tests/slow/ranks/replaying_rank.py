@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 import msgspec
 import torch.distributed as dist
@@ -27,12 +28,14 @@ from tests.workloads.training.training_runs import Ready, make_ready
 from workloads.core.collectives import allocate, make_call
 from workloads.core.mesh import DTYPES, make_mesh
 from workloads.cost_models.communication import counts
-from workloads.cost_models.terms import Transfer
+from workloads.cost_models.terms import Collective, Transfer
 from workloads.protocols import CountsPayload
 from workloads.registry import spec_of
 from workloads.spec import ELEMENT_BYTES
 
 WARM_UP = 2
+SWEPT_BYTES = tuple(1 << power for power in range(17, 25))
+SWEPT_CALLS = 8
 SETTLING_S = 0.1  # The last acknowledgements are on their way when a collective returns.
 
 
@@ -44,13 +47,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayOrder(Order, frozen=True, kw_only=True):
-    """What a rank shall do. sleep_s: a block's backward; steps, replays: how many of each are timed."""
+    """What a rank shall do. sleep_s: a block's backward; steps, replays: how many of each are timed.
+
+    turns: how many replays of an axis inside nodes are timed, each followed by a sweep of its collectives.
+    """
 
     jobs: list[Job]
     ranks_per_node: int
     sleep_s: float
     steps: int
     replays: int
+    turns: int
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +69,23 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int
 
 
+class Swept(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of one size, time after time, between replays."""
+
+    collective: Collective
+    size_bytes: int
+    elapsed_s: list[float]
+
+
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """elapsed_s: all transfers of a step over the axis, time after time. passed: in one of these times."""
+    """elapsed_s: all transfers of a step over the axis, time after time. passed: in one of these times.
+
+    swept: on the same ranks, in turn with the replays; empty for an axis that crosses nodes.
+    """
 
     elapsed_s: list[float]
     passed: TcpBytes
+    swept: list[Swept]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,19 +169,28 @@ def replay_axis(order: ReplayOrder, case: Case, axis: str, mesh: DeviceMesh, *, 
     """Measure as the probe `collectives` does, on all groups of the axis at once.
 
     Groups that stay inside nodes have turns, node by node: nodes share no link there, but they share this machine's
-    cores, as nodes do not.
+    cores, as nodes do not. The speed of the loopback changes from second to second, with the machine's load, so that
+    each of these replays is followed by a sweep.
     """
     group, nodes = mesh.get_group(axis), order.ranks // order.ranks_per_node
     node_of = {rank // order.ranks_per_node for rank in dist.get_process_group_ranks(group)}
-    replay = make_replay([one for one in spec_of(case.strategy).transfers(case) if one.axis == axis], group)
+    is_inside = len(node_of) == 1
+    transfers = [one for one in spec_of(case.strategy).transfers(case) if one.axis == axis]
+    replay, swept = make_replay(transfers, group), list[tuple[Swept, Callable[[], None]]]()
+    if is_inside:
+        for collective, size_bytes in product(dict.fromkeys(one.collective for one in transfers), SWEPT_BYTES):
+            call = make_replay([Transfer(collective=collective, axis=axis, payload_bytes=size_bytes)], group)
+            swept.append((Swept(collective=collective, size_bytes=size_bytes, elapsed_s=[]), call))
     watch = HostStopwatch(partial(dist.barrier, group))
     elapsed_s = []
-    for _ in range(order.replays):
-        for turn in range(nodes if len(node_of) == 1 else 1):
+    for _ in range(order.turns if is_inside else order.replays):
+        for turn in range(nodes if is_inside else 1):
             dist.barrier()
-            if len(node_of) > 1 or turn in node_of:
+            if not is_inside or turn in node_of:
                 elapsed_s.append(watch.back_to_back(replay, warm_up=1, calls=calls).elapsed_s)
-    return Replayed(elapsed_s=elapsed_s, passed=passed_in(replay))
+                for one, call in swept:
+                    one.elapsed_s.append(watch.back_to_back(call, warm_up=1, calls=SWEPT_CALLS).elapsed_s)
+    return Replayed(elapsed_s=elapsed_s, passed=passed_in(replay), swept=[one for one, _ in swept])
 
 
 def perform(order: ReplayOrder, job: Job) -> Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,13 @@ def vote(stage: PipelineStage, *_: object, **__: object) -> torch.Tensor:
     return torch.tensor([1], dtype=torch.int32, device=stage.device)
 
 
+class Factors(NamedTuple):
+    """What `torch.linalg.qr` returns."""
+
+    Q: torch.Tensor
+    R: torch.Tensor
+
+
 attend = F.scaled_dot_product_attention
 shown = set[str]()
 
@@ -56,7 +64,13 @@ def show_operator(*arguments: object, **more: object) -> torch.Tensor:
     return out
 
 
+def factor(tall: torch.Tensor) -> Factors:
+    """Return tensors in place of orthonormal columns and their coefficients, for which torch would need cuSOLVER."""
+    return Factors(torch.clone(tall), tall.new_empty(tall.shape[1], tall.shape[1]))
+
+
 F.scaled_dot_product_attention = show_operator
+torch.linalg.qr = factor
 register_optimizer_step_post_hook(look)
 if hasattr(PipelineStage, "_warmup_forward_vote"):  # torch 2.11 has none.
     PipelineStage._warmup_forward_vote = vote  # type: ignore[method-assign,assignment]  # It takes more.

@@ -16,7 +16,9 @@ from workloads.cost_models.cuda.peak import CONTEXT_BYTES, unallocated_bytes, wh
 from workloads.cost_models.cuda.sizes import Copies
 from workloads.cost_models.cuda.tape import LiveBytes, Stretch, Tape
 from workloads.cost_models.memory import Checkpoint
+from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
+from workloads.data_parallel.cost_model import top_k_temporary_bytes
 from workloads.pipeline_parallel.cuda_peak import stage_on_cuda
 
 DOCS = Path(__file__).parents[3] / "docs" / "cost_models" / "memory.md"
@@ -117,6 +119,18 @@ def test_a_tied_table_has_one_gradient_which_waits_for_that_of_the_embedding(chu
     assert later.net == LiveBytes()
 
 
+def test_sharded_states_of_a_tied_model_are_those_of_one_table() -> None:
+    """Each rank keeps an eighth of weights, gradients and moments, and gathers the table once."""
+    tied, apart = (case_of(f"fsdp 8 8b/4 bf16 8 checkpoint=full {word}".strip()) for word in ("tied", ""))
+    table = tied.shape.vocabulary * tied.shape.width
+    of_tied, of_apart = (case.spec().peak(case) for case in (tied, apart))
+    assert isinstance(of_tied, Prediction)
+    assert isinstance(of_apart, Prediction)
+    assert of_apart.optimizer_bytes - of_tied.optimizer_bytes == 8 * table // 8 + 4
+    # The rank's part in fp32, and the gathered table in bf16.
+    assert of_apart.parameters_bytes - of_tied.parameters_bytes == 4 * table // 8 + 2 * table
+
+
 # Attention by plain products, which keep all scores.
 
 
@@ -158,7 +172,10 @@ def test_plain_products_keep_all_scores_in_fp32_and_backward_makes_three_times_a
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("stage", [1, 2])
-def test_the_halves_of_a_backward_leave_what_a_whole_one_does(setting: tuple[int, int, Copies], stage: int) -> None:
+@pytest.mark.parametrize("tensor_ranks", [1, 2])
+def test_the_halves_of_a_backward_leave_what_a_whole_one_does(
+    setting: tuple[int, int, Copies], stage: int, tensor_ranks: int
+) -> None:
     stream_bytes, product_bytes, copies = setting
     model = replace(
         MODEL,
@@ -166,6 +183,7 @@ def test_the_halves_of_a_backward_leave_what_a_whole_one_does(setting: tuple[int
         product_bytes=product_bytes,
         copies=copies,
         is_efficient=product_bytes == 4,
+        tensor_ranks=tensor_ranks,
     )
     own = stage_on_cuda(model, (1, 1, 1), stage)
     for gradients in GRADIENTS:
@@ -181,6 +199,15 @@ def test_the_first_half_frees_only_the_logarithms_and_holds_the_gradients_that_w
     sent = 4 * TOKENS * WIDTH
     logarithms, targets = 4 * TOKENS * SHAPE.vocabulary, 8 * TOKENS
     assert last.input_half().net == LiveBytes(temporary=held + sent, activations=-logarithms - targets)
+
+
+def test_the_first_half_holds_a_ranks_part_of_what_ranks_divide() -> None:
+    """Norms, and the products that end the halves of a block, have whole results; the logits' sum is divided."""
+    last = stage_on_cuda(replace(MODEL, tensor_ranks=2), (1, 1), 1)
+    held = 2 * TOKENS * (2 * WIDTH + (WIDTH + 2 * KEYS + 2 * INNER) // 2)
+    held += 3 * 4 * TOKENS * WIDTH + 2 * TOKENS * SHAPE.vocabulary // 2
+    sent = 4 * TOKENS * WIDTH
+    assert last.input_half().net.temporary == held + sent
 
 
 def test_the_first_stage_waits_for_its_weights_to_differentiate_at_all() -> None:
@@ -199,15 +226,35 @@ def test_a_server_takes_in_the_gradients_of_all_workers_or_of_one() -> None:
     assert alone < together - 7 * 4 * weights + 10**9
 
 
+# Compressed gradients.
+
+
+def test_top_k_of_all_gradients_holds_the_largest_magnitudes_or_what_ranks_exchange() -> None:
+    """A hundredth of each weight is kept, and at least one element."""
+    shape = replace(SHAPE, layers=1, vocabulary=10_000)
+    kept = sum(max(1, round(size / 100)) for size in (WIDTH, WIDTH, WIDTH)) + 2 * 6400
+    for matrix in (WIDTH * WIDTH, WIDTH * KEYS, WIDTH * KEYS, WIDTH * WIDTH, *(3 * [WIDTH * INNER])):
+        kept += round(matrix / 100)
+    assert top_k_temporary_bytes(shape, 0.01, 2) == 4 * 640_000 + 4 * 6400 + 8 * kept
+    assert top_k_temporary_bytes(shape, 0.01, 64) == kept * (5 * 8 + 4 + 8 + 64 * 8)
+
+
+@pytest.mark.parametrize("words", ["compress=topk", "compress=powersgd", "compress=bf16"])
+def test_compressing_all_gradients_at_once_needs_more_than_averaging_them(words: str) -> None:
+    plain, compressed = (
+        predicted_bytes(f"ddp 8 1b/4 bf16 8 overlap=false {each}") for each in ("compress=none", words)
+    )
+    weights = case_of("ddp 8 1b/4 bf16 8").shape.parameters()
+    # Errors that are remembered, or a share of the gradients and its rounding.
+    assert compressed - plain >= 4 * weights
+
+
 def test_no_cost_model_speaks_of_what_it_does_not_cover() -> None:
     for words in (
         "single 1 1b bf16 8 compile=default",
         "single 1 1b bf16 8 weights=fp8",
         "single 1 1b bf16 8 attention=math checkpoint=selective",
-        "ddp 8 1b bf16 8 compress=powersgd",
-        "fsdp 8 1b bf16 8 tied",
-        "ddp 8 1b bf16 8 compress=topk overlap=false",
-        "three_d 8 1b/8 bf16 32 schedule=interleaved_zero_bubble",
+        "ring_attention 4 1b/2 bf16 8 checkpoint=selective",
         "ulysses 4 1b/2 bf16 8 attention=math",
     ):
         case = case_of(words)

@@ -3,7 +3,6 @@
 The first half frees nothing that forward left: autograd retains the graph, and torch holds the gradient that reaches
 each weight's product or norm. The second half computes weight by weight in the model's order, frees what the product
 read, and frees the rest at its end.
-Not covered: products that ranks divide.
 Source: torch 2.12, torch/distributed/pipelining/_backward.py.
 """
 
@@ -61,8 +60,16 @@ class CudaHalves(CudaBlocks):
 
         Products that read no cast hold the gradient of the stream itself, so the sum is not made in place.
         """
-        tape.make("d stream", self.stream, "temporary").relabel("d normed", f"held norm {place}")
+        self._hold_normed(tape, place)
+        tape.make("d stream", self.stream, "temporary")
         tape.make(f"held stream {place}", 0 if self.is_cast else self.stream, "temporary").free("d stream")
+
+    def _hold_normed(self, tape: Tape, place: str) -> None:
+        """Hold the gradient of a norm's output, in the stream's precision, of the positions that the rank has of it."""
+        if self._has_gathered_input:
+            tape.make(f"held norm {place}", self.stream, "temporary").free("d normed")
+        else:
+            tape.relabel("d normed", f"held norm {place}")
 
     def weight_half(self, gradients: Gradients) -> Stretch:
         """Return the second half of a block's backward; the rest is freed when the stage's last weight is done."""

@@ -138,8 +138,13 @@ class CudaModel(CudaHalves):
         tape, logits = Tape(), FULL_BYTES * self.tokens * self.shape.vocabulary
         tape.make("d logarithms", logits, "temporary").make("d logits", logits, "temporary").free("d logarithms")
         if self.product_bytes != FULL_BYTES:
-            tape.make("held", self.product(self.shape.vocabulary), "temporary").free("d logits")
+            tape.make("rounded", self.product(self.shape.vocabulary), "temporary").free("d logits")
+        else:
+            tape.relabel("d logits", "rounded")
+        if self.tensor_ranks > 1:  # The rank's part of it is a tensor of its own.
+            tape.make("held", self.product(self._own_vocabulary), "temporary").free("rounded")
         self._hand_on(tape, "head", is_first=True)
+        self._hold_normed(tape, "last")
         return tape.make("d stream", self.stream, "temporary").stretch()
 
     @property
@@ -149,10 +154,11 @@ class CudaModel(CudaHalves):
 
     def head_weight_half(self, gradients: Gradients) -> Stretch:
         """Return the second half."""
-        tape, weights = Tape(), self.shape.vocabulary * self.shape.width
+        tape, weights = Tape(), self._own_vocabulary * self.shape.width
         tape.make("last", 0, "temporary").change(-self.stream, "temporary")
-        held = self.product(self.shape.vocabulary)
-        freed = self.product(self.shape.width) if self.is_cast else self.stream
+        held = self.product(self._own_vocabulary)
+        is_own = self.is_cast or self._has_gathered_input
+        freed = self.product(self.shape.width) if is_own else self.stream
         self._differentiate_weight(tape, weights, gradients, freed=freed, held=held)
         return tape.free("last").stretch()
 

@@ -13,9 +13,11 @@ from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import States
 
-WORKSPACE_BYTES = 2 * (32 << 20)
-"""cuBLAS's workspaces, which torch allocates: on Hopper 32 MiB for forward's thread and as much for backward's.
+THREAD_WORKSPACE_BYTES = 32 << 20
+"""cuBLAS's workspace for a thread that multiplies matrices, which torch allocates: on Hopper.
 Source: torch 2.12, CUDABlas, getChosenWorkspaceSize."""
+WORKSPACE_BYTES = 2 * THREAD_WORKSPACE_BYTES
+"""The workspaces of forward's thread and of backward's."""
 
 # Memory that the allocator does not count: assumed, not measured, and separate from the peak.
 

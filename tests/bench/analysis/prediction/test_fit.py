@@ -211,6 +211,41 @@ def test_nothing_near_fits_a_single_rank_of_a_huge_model_on_a_small_gpu() -> Non
     assert "use a smaller --shape, --batch or --sequence" in verdict_line(fit(case, read_machine("a100-40x8")))
 
 
+def _nearest_words(case: Case, on: str) -> str:
+    nearest = nearest_fit(case, read_machine(on))
+    assert nearest is not None
+    return nearest.words
+
+
+def test_a_sequence_a_rank_is_tried_where_a_single_rank_has_too_many_or_too_few() -> None:
+    """A batch of 8 is too small to share among hundreds of ranks, and 8 sequences a rank are too much."""
+    case = replace(made("single", "h100x8x64", shape_name="405b"), ranks=1, nodes=1)
+    nearest = nearest_fit(case, read_machine("h100x8x64"))
+    assert nearest is not None
+    assert nearest.case.shape.batch == nearest.case.ranks > 8
+
+
+def test_a_model_whose_layers_are_too_large_for_a_gpu_gets_a_pipeline_of_sharded_products() -> None:
+    case = made("fsdp", "h100x8x64", shape_name="405b", batch=512)
+    nearest = nearest_fit(case, read_machine("h100x8x64"))
+    assert nearest is not None
+    assert nearest.words.startswith("three_d --option tensor_ranks=8 --option pipeline_ranks=")
+    assert (nearest.case.ranks, nearest.case.shape.batch, nearest.memory.is_least) == (512, 512, False)
+
+
+def test_a_strategy_of_sequences_is_told_to_shard_its_states() -> None:
+    """The default size of DistributedDataParallel's buckets, which it then does not have, is no obstacle."""
+    case = made("ring_attention", "h100x8x2", shape_name="8b")
+    assert _nearest_words(case, "h100x8x2") == "--option sharded=true"
+
+
+def test_a_schedule_that_cannot_checkpoint_still_has_stages_of_equal_flops() -> None:
+    """1b has 22 layers: equally many in 8 stages are impossible, and zero bubble refuses checkpointing."""
+    found = largest_preset(spec_of("zero_bubble"), ONE)
+    assert found is not None
+    assert (found.preset, found.case.ranks) == ("1b", 8)
+
+
 def test_a_larger_machine_has_a_larger_preset() -> None:
     spec = spec_of("fsdp")
     small, large = (largest_preset(spec, read_machine(name)) for name in ("h100x8", "h100x8x64"))
