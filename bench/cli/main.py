@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -199,6 +200,7 @@ def run(arguments: Sequence[str], *, umask: int | None = None) -> int:
 def main() -> NoReturn:
     """The entry point of the installed command."""
     umask = os.umask(PRIVATE)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # If our parent ignores it, the kernel drops our children's codes.
     _open_standard_streams()
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # Names in a trace may contain any character.

@@ -18,8 +18,6 @@ _PASSED_ON = frozenset(
     {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM}
 )
 """Signals that we pass on to the child. Not Ctrl-Z: the terminal stops both processes, and `fg` continues both."""
-_OF_KERNEL = 0
-"""Sender of a signal from the terminal, which goes to all foreground processes, so the child gets it as well."""
 SHELL_SIGNAL = 128
 GROUP_S = 0.1
 """How long a signal may take from us to another process of its group: the kernel needs microseconds."""
@@ -35,7 +33,7 @@ def run_child(
     """Run a command to its end and return its exit code; -n if signal n ended it.
 
     The child gets our streams and open files, and each signal that only we receive; a signal to the whole process
-    group, as from `timeout`, reaches it directly.
+    group, as from `timeout` or the terminal, reaches it directly.
     umask: of the child; None keeps ours. on_beat: called about once a second.
 
     Raises:
@@ -45,6 +43,10 @@ def run_child(
     former = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)  # `_wait` takes them one at a time.
     try:
         with _witness() as witness:
+            early = signal.sigpending() & _PASSED_ON  # Sent before the child exists, also from the terminal.
+            for number in early:
+                signal.sigwait({number})
+                _was_seen(number, witness)  # The witness may hold it, and must not take a later one for this one.
             try:
                 child = subprocess.Popen(
                     command,
@@ -55,8 +57,7 @@ def run_child(
                 )
             except OSError as error:
                 raise InfrastructureFailed(f"{command[0]} cannot be started: {error.strerror}") from None
-            for number in signal.sigpending() & _PASSED_ON:  # Sent before the child existed, also from the terminal.
-                signal.sigwait({number})
+            for number in early:
                 _pass_on(child.pid, number)
             return _wait(child, waited_for, witness, on_beat)
     finally:
@@ -81,7 +82,7 @@ def _wait(
             on_beat()
             next_s, left_s = time.monotonic() + BEAT_S, BEAT_S
         received = signal.sigtimedwait(waited_for, left_s)
-        if received is None or received.si_signo == signal.SIGCHLD or received.si_pid == _OF_KERNEL:
+        if received is None or received.si_signo == signal.SIGCHLD:
             continue
         if not (_is_in_our_group(child.pid) and _was_seen(received.si_signo, witness)):
             _pass_on(child.pid, received.si_signo)
@@ -120,9 +121,15 @@ def _be_witness(connection: int) -> None:
 
 
 def _was_seen(number: int, witness: socket) -> bool:
-    """Whether the witness got this signal as well. `timeout` sends it to us and to the group; both count as one."""
-    witness.sendall(bytes([number]))
-    if witness.recv(1) != b"\x01":
+    """Whether the witness got this signal as well. `timeout` sends it to us and to the group; both count as one.
+
+    A witness that somebody killed has seen nothing.
+    """
+    try:
+        witness.sendall(bytes([number]))
+        if witness.recv(1) != b"\x01":
+            return False
+    except OSError:
         return False
     if number in signal.sigpending():
         signal.sigwait({number})
