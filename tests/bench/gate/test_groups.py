@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.gate.groups import group_alerts
 from bench.gate.verdicts import SeriesKey, Verdict
 from collectors.metrics.gate import Outcome
-from collectors.metrics.results import RUN_STEP_SECONDS
+from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
 
 
 def _verdict(case: str, outcome: Outcome, **changes: Any) -> Verdict:
     fields: dict[str, Any] = {"strategy": "ddp", "shape": "2 x 16", "ranks": 2, "hosts": ("a",), "commit": "c" * 40}
+    key = SeriesKey(suite="nightly", case=case, series="s", metric=RUN_STEP_SECONDS.name)
     return Verdict(
-        key=SeriesKey(suite="nightly", case=case, series="s", metric=RUN_STEP_SECONDS.name),
         run=f"run-{case}",
         suite_run="night",
         started_ns=1,
@@ -23,7 +24,7 @@ def _verdict(case: str, outcome: Outcome, **changes: Any) -> Verdict:
         outcome=outcome,
         reason="",
         value=1.0,
-        **(fields | changes),
+        **({"key": key} | fields | changes),
     )
 
 
@@ -104,6 +105,16 @@ def test_figures_of_one_case_share_the_case() -> None:
     sick = [_verdict("ddp", "regression", ranks=number) for number in range(3)]
     well = [_verdict(f"well{number}", "same") for number in range(20)]
     assert [group.shared for group in group_alerts([*sick, *well])] == [("case", "ddp")]
+
+
+def test_one_figure_of_several_cases_is_a_group() -> None:
+    key = SeriesKey(suite="nightly", case="", series="s", metric=RUN_PEAK_MEMORY_BYTES.name)
+    sick = [
+        _verdict(case, "regression", ranks=number, key=msgspec.structs.replace(key, case=case))
+        for number, case in enumerate(("ddp", "fsdp", "tp"))
+    ]
+    well = [_verdict(f"well{number}", "same") for number in range(20)]
+    assert [group.shared for group in group_alerts([*sick, *well])] == [("metric", RUN_PEAK_MEMORY_BYTES.name)]
 
 
 def test_no_shape_and_no_commit_are_nothing_to_share() -> None:

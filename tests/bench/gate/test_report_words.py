@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from bench.gate.cause.hosts import SickCase, SickHosts
+from bench.gate.cause.where import StepChange, TraceChange, TracedChange
 from bench.gate.check import SuiteCheck
 from bench.gate.detector.power import Visible
 from bench.gate.gated import figure_words
@@ -34,11 +36,13 @@ from tests.bench.gate.made_verdicts import (
     CHANGED,
     DAY_NS,
     GONE,
+    KERNELS,
     LEFT_OUT,
     NEW,
     NIGHT_NS,
     SAME,
     SINCE,
+    STEP,
     UNSEEN,
     WORSE,
     made_check,
@@ -349,3 +353,54 @@ def test_details_explain_it_whole() -> None:
         "  also worse: fsdp, zero1 (--details shows each)",
         "  next: observatory compare run-good run-bad; observatory diagnose run-bad",
     ]
+
+
+def _traced(traces: TraceChange | None, *, time: StepChange | None = STEP) -> list[str]:
+    cause = replace(CAUSE, changes=(), time=time, traces=traces, standout=None, missing=(), others=())
+    return list(cause_lines(cause, has_details=False))[2:-1]
+
+
+STEP_WORDS = "  step +4.0 ms [3.6, 4.4]: exposed communication +3.0 ms [2.7, 3.3]; compute +1.0 ms [0.9, 1.1]"
+
+
+def test_traced_collectives_are_told_behind_the_kernels() -> None:
+    waits = TracedChange(name="all_reduce 4096", part="exposed communication", seen="gone", change_s=-0.002)
+    both = TraceChange(step_s=0.004, kernels=KERNELS[:1], collectives=(waits,), notes=())
+    assert _traced(both) == [
+        STEP_WORDS,
+        "  traced step +4.0 ms: kernels kernel0 +4.0 ms; collectives all_reduce 4096 -2.0 ms (gone)",
+    ]
+
+
+@pytest.mark.parametrize("step_s", [0.0, -0.004])
+def test_traces_that_do_not_show_the_change_say_so(step_s: float) -> None:
+    traces = TraceChange(step_s=step_s, kernels=KERNELS, collectives=(), notes=())
+    (_, words) = _traced(traces)
+    assert words.endswith(": the change is not in the steps that were traced")
+    assert _traced(traces, time=None)[0].startswith("  traced step")
+    assert "kernel0" in _traced(traces, time=None)[0]
+
+
+def test_traces_without_a_large_kernel_and_a_step_without_a_large_part_say_so() -> None:
+    none = TraceChange(step_s=0.004, kernels=(), collectives=(), notes=())
+    assert _traced(none, time=replace(STEP, parts=STEP.parts[2:])) == [
+        "  step +4.0 ms [3.6, 4.4]: no part stands out",
+        "  traced step +4.0 ms: no kernel stands out",
+    ]
+
+
+def test_a_cause_that_blames_nothing_lists_all_changes() -> None:
+    unsure = replace(CAUSE, good_run=None, is_likely=False, time=None, traces=None, standout=None, missing=("one",))
+    assert list(cause_lines(unsure, has_details=False))[:4] == [
+        "cause of ddp (step):",
+        "  likely driver 1 -> 2",
+        f"  changed: {', '.join(CHANGED)}",
+        "  missing: one",
+    ]
+
+
+def test_the_page_explains_the_causes_below_its_notes() -> None:
+    lines = _printed(made_check(WORSE, causes=(CAUSE,)))
+    place = lines.index("cause of ddp (step), run-bad against run-good:")
+    assert lines[place - 1].startswith("ddp: step: it began")
+    assert lines[-1] == "suite nightly, night night7: 1 confirmed worse"
