@@ -37,7 +37,10 @@ LATE = made_verdict("late", "late", reason="it began before")
 
 def _tests(*verdicts: Verdict, **changes: object) -> list[tuple[str | None, str | None, list[tuple[str, str | None]]]]:
     """Class, name, and the kind and message of the problem of each test of the only suite."""
-    suite = ElementTree.fromstring(junit_xml([made_check(*verdicts, **changes)]))[0]
+    text = junit_xml([made_check(*verdicts, **changes)])
+    assert text.startswith("<testsuites ")  # Without a declaration, whose encoding the writer of the file chooses.
+    (suite,) = ElementTree.fromstring(text)
+    assert {test.tag for test in suite} == {"testcase"}
     return [
         (test.get("classname"), test.get("name"), [(problem.tag, problem.get("message")) for problem in test])
         for test in suite
