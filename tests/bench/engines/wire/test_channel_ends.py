@@ -142,6 +142,16 @@ def test_who_waits_to_send_is_told_when_nothing_can_be_sent_any_more(ends: Ends)
     assert channel.join(WITHIN_S)
 
 
+def test_who_waits_for_the_other_side_keeps_no_process_from_ending(ends: Ends) -> None:
+    gate = Gate()
+    channel = ends.channel(gate)
+    assert gate.is_asked.wait(WITHIN_S)
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "meeting"] == [True]
+    ends.theirs.close()
+    gate.may_open.set()
+    assert channel.join(WITHIN_S)
+
+
 def test_a_channel_that_has_met_nobody_can_hang_up(ends: Ends) -> None:
     gate = Gate()
     channel = ends.channel(gate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
@@ -81,6 +82,12 @@ def test_each_node_has_a_place_though_strangers_have_taken_theirs(server: TreeSe
         with closing(wire.stream):
             assert _size(wire) == len(ARCHIVE)
         assert select.select(strangers, [], [], 0.0)[0] == []  # Nobody was sent away.
+
+
+def test_a_server_that_nobody_closes_keeps_no_process_from_ending(server: TreeServer) -> None:
+    assert server.port
+    threads = [thread for thread in threading.enumerate() if thread.name == "sending the source tree"]
+    assert [thread.daemon for thread in threads] == [True]
 
 
 def test_a_closed_server_admits_nobody() -> None:
