@@ -116,7 +116,7 @@ def test_a_bounded_number_of_messages_waits_for_the_other_side_and_all_arrive_in
     for number in range(WAITING):
         assert channel.send(_order(number))
     sent = queue.SimpleQueue[bool]()
-    sending = threading.Thread(target=lambda: sent.put(channel.send(_order(WAITING))))
+    sending = threading.Thread(target=lambda: sent.put(channel.send(_order(WAITING))), daemon=True)
     sending.start()
     sending.join(0.05)
     assert sending.is_alive()  # It waits for room.
@@ -133,7 +133,7 @@ def test_who_waits_to_send_is_told_when_nothing_can_be_sent_any_more(ends: Ends)
     for number in range(WAITING):
         assert channel.send(_order(number))
     sent = queue.SimpleQueue[bool]()
-    sending = threading.Thread(target=lambda: sent.put(channel.send(_order(WAITING))))
+    sending = threading.Thread(target=lambda: sent.put(channel.send(_order(WAITING))), daemon=True)
     sending.start()
     channel.hang_up(0.0)
     assert sent.get(timeout=WITHIN_S) is False
@@ -223,6 +223,30 @@ def test_a_frame_that_fits_only_in_parts_arrives_whole(ends: Ends) -> None:
         assert channel.send(_order(number))
     assert [_received(agent), _received(agent)] == [_order(0), _order(1)]
     ends.end(channel)
+
+
+def test_what_did_not_fit_is_sent_once_the_other_side_reads(ends: Ends) -> None:
+    ends.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    channel = ends.channel()
+    agent = ends.agent()
+    numbers = range(200)  # More than fit into the stream and the queue.
+    sending = threading.Thread(target=lambda: [channel.send(_order(number)) for number in numbers], daemon=True)
+    sending.start()
+    sending.join(0.05)
+    assert sending.is_alive()  # It waits for room.
+    assert [_received(agent) for _ in numbers] == [_order(number) for number in numbers]
+    sending.join(WITHIN_S)
+    ends.end(channel)
+
+
+def test_an_idle_channel_beats_again_and_again(ends: Ends) -> None:
+    ends.threads.close(WITHIN_S)
+    ends.threads = ChannelThreads(beat_s=0.02, tick_s=0.01)
+    channel = ends.channel()
+    agent = ends.agent()
+    assert [_received(agent) for _ in range(3)] == [Heartbeat()] * 3
+    ends.end(channel)
+    ends.threads.close(WITHIN_S)
 
 
 class ByHand(ChannelThreads):
@@ -351,7 +375,7 @@ def test_closed_threads_leave_no_thread_and_no_descriptor() -> None:
     descriptors, before = _descriptors(), set(threading.enumerate())
     threads = ChannelThreads()
     mine = set(threading.enumerate()) - before
-    assert len(mine) == 3
+    assert sorted(thread.name for thread in mine) == ["receiving", "sending", "watching"]
     threads.close(WITHIN_S)
     threads.close(WITHIN_S)
     assert not [thread for thread in mine if thread.is_alive()]
