@@ -18,8 +18,9 @@ from bench.store.suite_record import CaseOutcome
 from bench.suite.choice import Referee, as_chosen, blocks_of, choose, why_left_out
 from bench.suite.file import Suite, read_suite
 from bench.suite.ledger import CaseState, Judgement, Record, SuiteState, fold, judge
-from bench.suite.plan import PlannedCase, SuitePlan, plan_suite
+from bench.suite.plan import PlannedCase, SuitePlan, chosen, plan_suite
 from tests.bench.suite.test_ledger import BEGUN, begin, end_trial
+from tests.bench.suite.test_plan import FakeHistory
 
 NODE = NodeResources(cores=8, host_bytes=8 << 30, gpus=Gpus(), torch=TorchBuild(version="2.13.0"))
 FOUR = (
@@ -142,6 +143,29 @@ def test_a_case_for_which_no_time_is_left_says_how_long_it_takes(
     tmp_path: Path, estimate_s: float | None, left_s: float, words: str
 ) -> None:
     assert why_left_out(_plan(tmp_path, estimate_s=estimate_s).cases[0], left_s) == words
+
+
+COMPARED = (
+    "[case.a]\nstrategy = 'ddp'\nranks = 4\nbaseline = 'b'\ntags = ['wanted']\n[case.b]\nstrategy = 'ddp'\nranks = 2\n"
+    "baseline = 'd'\n[case.c]\nstrategy = 'fsdp'\nranks = 4\nbaseline = 'e'\n[case.d]\nstrategy = 'single'\nranks = 1\n"
+    "block = 'x'\n"
+    "[case.e]\nstrategy = 'single'\nranks = 1\nthreads = 2\nblock = 'x'\n[case.f]\nstrategy = 'zero1'\nranks = 2\n"
+    "[lever.x]\noff = 'a'\non = 'c'\n"
+    "claims = [{ metric = 'observatory_run_step_seconds', low = 1.2, high = 1.5, text = 'as in the book' }]"
+)
+
+
+def test_a_case_brings_all_that_it_is_compared_with_from_both_sides(tmp_path: Path) -> None:
+    suite = _suite(tmp_path, COMPARED)
+    assert chosen(suite, ["wanted"]) == {"a", "b", "c", "d", "e"}
+    other = _suite(tmp_path, COMPARED.replace("tags = ['wanted']\n", "").replace("[case.d]", "tags = ['on']\n[case.d]"))
+    assert chosen(other, ["on"]) == {"a", "b", "c", "d", "e"}
+
+
+def test_a_fire_drill_has_no_estimate(tmp_path: Path) -> None:
+    text = "[case.ddp]\nranks = 2\ninject = 'kill@1:2'\nexpect = { outcome = 'failed' }"
+    (planned,) = plan_suite(_suite(tmp_path, text), NODE, FakeHistory()).cases
+    assert (planned.estimate_s, planned.why_no_estimate) == (None, "a fire drill ends when its fault is found")
 
 
 # Blocks
