@@ -12,7 +12,7 @@ from sqlalchemy import exc
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.store.database import StoreGone, check_writable, connect, parse_url, saying, shown
-from bench.store.history import History
+from bench.store.history import History, NoStoreYet
 from tests.bench.made.examples import make_machine, make_summary
 
 SERVER = "postgresql://ada:hunter2@db.example.org/runs"
@@ -267,3 +267,18 @@ def test_a_folder_that_everybody_may_write_holds_no_store(tmp_path: Path) -> Non
         History(f"sqlite:///{tmp_path}/history.sqlite"),
     ):
         pass
+
+
+def test_a_link_of_ones_own_leads_to_the_store(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("history.sqlite")
+    with History(f"sqlite:///{tmp_path}/link") as history:
+        history.add(make_summary(), make_machine())
+    with History(f"sqlite:///{tmp_path}/history.sqlite", writable=False) as history:
+        assert history.known() == {"run-a"}
+
+
+def test_reading_before_there_is_a_data_folder_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with pytest.raises(NoStoreYet, match="does not exist yet; `observatory run` makes it"), History(writable=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
