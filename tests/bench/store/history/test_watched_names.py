@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_a_job_is_the_newest_run_of_its_name_by_the_end_of_a_day(history: Histor
     assert _run(history.watched(text)) == run
 
 
+@pytest.fixture
+def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process's time zone is five hours behind UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "EST5")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_new_york")
 def test_a_day_begins_and_ends_in_utc(url: str) -> None:
     with History(url) as history:
         history.add(
