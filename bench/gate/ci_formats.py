@@ -53,7 +53,7 @@ def junit_xml(checks: Sequence[SuiteCheck]) -> str:
             if kind is not None:
                 ElementTree.SubElement(test, kind, message=_xml(message))
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=False) + "\n"
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def _tests(check: SuiteCheck) -> Iterator[tuple[str, str, str | None, str]]:

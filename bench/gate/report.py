@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -226,7 +227,8 @@ def _group_words(group: Group, name: str, value: str) -> str:
 def _regimes_words(series: SeriesRegimes) -> str:
     """Return the levels of a figure in a line: `levels of ddp, step: 18 nights from 2026-10-31; +5.8 % from ...`."""
     parts = []
-    for before, now in zip((None, *series.regimes), series.regimes, strict=False):
+    for before, now in pairwise((None, *series.regimes)):
+        assert now is not None, "only what is before the first regime is None"
         change = "" if before is None else f"{_percent(now.value / before.value):+.1f} % "
         onset = onset_words(now.since_ns, now.since_low_ns, now.since_high_ns)
         parts.append(f"{change}from {onset}, {now.nights} nights")

@@ -356,14 +356,14 @@ def means_folder(text: str, url: str | None) -> bool:
     """Return what `History.means_folder` does; without a history, every folder is meant. url: see `History`."""
     if not Path(text).is_dir():
         return False
-    with suppress(Misuse, NoStoreYet, InfrastructureFailed), History(url, writable=False) as history:
+    with suppress(Misuse, InfrastructureFailed), History(url, writable=False) as history:
         return history.means_folder(text)
     return True
 
 
 def is_job(text: str, url: str | None) -> bool:
     """Whether a watched job has this name; without a history, none has. url: see `History`."""
-    with suppress(Misuse, NoStoreYet, InfrastructureFailed), History(url, writable=False) as history:
+    with suppress(Misuse, InfrastructureFailed), History(url, writable=False) as history:
         return history.watched(text) is not None
     return False
 

@@ -36,7 +36,8 @@ def test_a_suite_that_did_not_run_is_named_with_how_long(history: History) -> No
     (missing,) = _check(history, 4, hours=31).missing
     assert (missing.kind, missing.what) == ("not_run", "nightly")
     assert missing.reason == "it last began 31 h ago, but should begin every 24 h"
-    assert _check(history, 4, hours=29).missing == ()
+    assert _check(history, 4, hours=30).missing == ()  # 1.25 periods.
+    assert _said(_check(history, 4, hours=30.01)) == [("not_run", "nightly")]
 
 
 def test_gate_and_alert_call_a_suite_late_at_the_same_time() -> None:
@@ -220,8 +221,9 @@ def test_a_suite_run_that_goes_on_is_not_judged_yet_and_one_that_stands_still_is
     assert check.night is not None
     assert check.night.id == "night0004"
     assert check.missing == ()
-    stalled = _check(history, 5, hours=3)
+    stalled = _check(history, 5, hours=2)  # An hour after its last progress.
     assert _said(stalled) == [("stalled", "nightly")]
+    assert stalled.is_missing
 
 
 def test_an_interrupted_choice_names_its_own_command(history: History) -> None:
@@ -241,3 +243,31 @@ def test_an_interrupted_night_names_the_command_that_goes_on(history: History) -
     assert missing.reason == (
         "night0005 was interrupted; `observatory suite run nightly --resume night0005` continues it"
     )
+
+
+@pytest.mark.parametrize(("period_s", "hours"), [(None, 24), (7200.0, 2)])
+def test_an_interrupted_night_is_judged_when_its_period_is_over(
+    history: History, period_s: float | None, hours: int
+) -> None:
+    nights = FakeNights(history)
+    fill(nights, 5)
+    nights.add_run(5, "ddp", nights.trials(STEP_S))
+    nights.add_record(5, done=1, outcome="interrupted", period_s=period_s)
+    waiting = _check(history, 5, hours=hours - 0.01).night
+    assert waiting is not None
+    assert waiting.id == "night0004"
+    over = _check(history, 5, hours=hours).night
+    assert over is not None
+    assert over.id == "night0005"
+
+
+def test_an_interrupted_night_is_judged_once_a_later_one_has_begun(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 5)
+    nights.add_run(5, "ddp", nights.trials(STEP_S))
+    nights.add_record(5, done=1, outcome="interrupted")
+    started_ns = FIRST_NS + 5 * DAY_NS + DAY_NS // 8
+    nights.add_record(6, done=0, outcome="running", started_ns=started_ns, progress_ns=started_ns)
+    night = _check(history, 5, hours=3.5).night
+    assert night is not None
+    assert night.id == "night0005"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.gate.missing import day_of
 from bench.gate.nightly import judge_nights, suspected_cases
-from bench.gate.verdicts import Verdict, load_states, load_verdicts
+from bench.gate.verdicts import Verdict, labels_of, load_states, load_verdicts, save_night
+from bench.results.estimate import estimate
 from bench.store.history import History
+from collectors.metrics.probes import RUN_COLLECTIVE_BUS_BANDWIDTH
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights, fill
 
@@ -194,3 +198,134 @@ def test_an_improvement_that_is_lost_within_two_weeks_is_a_regression_and_no_rec
     assert paged.low is not None
     assert paged.high is not None
     assert paged.low < 1 / 0.9 < paged.high
+
+
+def _labels(size: int) -> dict[str, str]:
+    return {"collective": "all_reduce", "algorithm": "ring", "size": str(size)}
+
+
+def _add_probe(nights: FakeNights, number: int, sizes: int, level: float = 1.0, *, is_rerun: bool = False) -> None:
+    """Add a night of a probe's bandwidths: the one of the smallest size varies, and is at this level."""
+    first = [1e9 * level * value for value in nights.trials(1.0)]
+    values = (first, *[(0.999e9, 1e9, 1.001e9)] * (sizes - 1))
+    estimates = tuple(
+        estimate(RUN_COLLECTIVE_BUS_BANDWIDTH, trials, **_labels(size)) for size, trials in enumerate(values)
+    )
+    nights.add_run(number, "probe", first, estimates=estimates, is_rerun=is_rerun)
+
+
+@pytest.mark.parametrize(("sizes", "outcome"), [(1, "regression"), (100, "regression"), (120, "suspicion")])
+def test_a_small_change_of_one_among_many_figures_is_no_alert(history: History, sizes: int, outcome: str) -> None:
+    nights = FakeNights(history)
+    for number in range(20):
+        _add_probe(nights, number, 1)
+    judge_nights(history, "nightly")
+    known = load_states(history, "nightly")
+    (one,) = known.values()
+    alike = [msgspec.structs.replace(one.key, labels=labels_of(_labels(size))) for size in range(1, sizes)]
+    save_night(history, known, [replace(one, key=key) for key in alike], [])
+    _add_probe(nights, 20, sizes, 0.9865)
+    _add_probe(nights, 20, sizes, 0.992, is_rerun=True)
+    verdict, *others = judge_nights(history, "nightly")
+    assert {other.outcome for other in others} <= {"same"}
+    assert verdict.p_value is not None
+    assert 0.1 / 120 < verdict.p_value < 0.1 / 100  # One false alert in ten is the most that a night may have.
+    assert (verdict.outcome, verdict.reruns, verdict.is_new) == (outcome, 3, True)
+    assert verdict.reason.endswith("can be chance") == (outcome == "suspicion")
+    after = load_states(history, "nightly")[one.key]
+    assert (after.state.detector.alert is None, after.is_worse) == (outcome == "suspicion", outcome == "regression")
+
+
+def test_the_most_suspicious_case_is_measured_again_first_and_an_efficiency_with_its_baseline(history: History) -> None:
+    nights = FakeNights(history)
+    for number in range(16):
+        is_last = number == 15
+        nights.add_run(number, "a little", nights.trials(STEP_S * (1.03 if is_last else 1.0)))
+        nights.add_run(number, "much", nights.trials(STEP_S * (1.3 if is_last else 1.0)), baseline_rate=600.0)
+        nights.add_run(number, "well", nights.trials(STEP_S), baseline_rate=600.0)
+    suspected = suspected_cases(history, "nightly", "night0015")
+    assert list(suspected.items()) == [("much", True), ("a little", False)]
+    assert load_verdicts(history, "nightly") == []  # Nothing is stored.
+    assert suspected_cases(history, "nightly", "night0014") == {}
+
+
+def test_runs_after_this_moment_and_of_suite_runs_that_go_on_wait(history: History) -> None:
+    fill(FakeNights(history), 4)
+    began_ns = FIRST_NS + 2 * DAY_NS + 1
+    judged = [judge_nights(history, "nightly", now_ns=now_ns) for now_ns in (began_ns - 1, began_ns)]
+    assert [{each.suite_run for each in night} for night in judged] == [{"night0000", "night0001"}, {"night0002"}]
+    assert judge_nights(history, "nightly", unfinished=["night0003"]) == []
+    assert {each.suite_run for each in judge_nights(history, "nightly")} == {"night0003"}
+
+
+@pytest.mark.parametrize(("days", "outcomes"), [(1, {"insufficient_data"}), (2, {"late"}), (29, {"late"}), (31, set())])
+def test_a_run_that_reached_the_history_late_is_named_for_thirty_days(
+    history: History, days: int, outcomes: set[str]
+) -> None:
+    nights = FakeNights(history)
+    for number in (40, 41):
+        nights.add(number, {"ddp": STEP_S})
+    judge_nights(history, "nightly")
+    nights.add_run(41 - days, "ddp", nights.trials(STEP_S), run="late", started_ns=FIRST_NS + (41 - days) * DAY_NS + 1)
+    found = judge_nights(history, "nightly")
+    assert {each.outcome for each in found} == outcomes
+    known = load_states(history, "nightly").values()
+    assert {each.last_ns for each in known} == {FIRST_NS + 41 * DAY_NS + 1}
+    newest = FIRST_NS // DAY_NS + 41
+    assert {each.number for each in found} <= {newest if days > 1 else newest + 1}
+
+
+def test_a_rerun_counts_only_if_it_ended_well_and_on_the_same_kind_of_machine(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 16)
+    nights.add(16, {"ddp": 1.05 * STEP_S})
+    again = nights.trials(1.05 * STEP_S)
+    nights.add_run(16, "ddp", again, is_rerun=True, run="failed", outcome="failed")
+    nights.add_run(16, "ddp", again, is_rerun=True, run="other", hardware="NVIDIA H100")
+    nights.add_run(16, "fsdp", again, is_rerun=True, run="another")
+    last = [each for each in _steps(judge_nights(history, "nightly")) if each.suite_run == "night0016"]
+    assert [(each.outcome, each.reruns) for each in last] == [("suspicion", 0)]
+
+
+def test_a_run_that_failed_is_not_judged(history: History) -> None:
+    nights = FakeNights(history)
+    nights.add_run(0, "ddp", nights.trials(STEP_S), outcome="failed")
+    nights.add_record(0, done=0, outcome="failed", cases={"failed": 1})
+    assert judge_nights(history, "nightly") == []
+
+
+def test_a_night_is_told_with_its_value_its_trials_and_what_was_expected(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 20)
+    trials = nights.trials(STEP_S)
+    made = nights.add_run(20, "ddp", trials, commit="c" * 40)
+    last = _steps(judge_nights(history, "nightly"))[-1]
+    assert (last.run, last.suite_run, last.started_ns) == (made.run, "night0020", made.started_ns)
+    assert last.value == pytest.approx(sorted(trials)[1])
+    assert last.trial_values == pytest.approx(trials)
+    assert (last.strategy, last.shape, last.ranks) == ("ddp", "2 x 16, sequence 8", 2)
+    assert (last.hosts, last.commit) == (("node0",), "c" * 40)
+    assert last.number == FIRST_NS // DAY_NS + 20
+    assert last.expected is not None
+    assert last.expected == pytest.approx(STEP_S, rel=0.01)
+    assert last.change_ratio == pytest.approx(last.value / last.expected)
+    assert last.visible_ratio is not None
+    assert 0.005 < last.visible_ratio < 0.05
+    assert last.p_value is not None
+    assert 0.012 < last.p_value <= 1
+    assert last.is_equivalent
+    assert (last.since_ns, last.low, last.high, last.reruns, last.is_suspected) == (*[None] * 3, 0, False)
+
+
+def test_two_runs_of_a_day_are_two_nights_and_sixty_nights_are_kept(history: History) -> None:
+    nights = FakeNights(history)
+    for half in range(62):
+        started_ns = FIRST_NS + half * DAY_NS // 2
+        nights.add_run(half, "ddp", nights.trials(STEP_S), started_ns=started_ns)
+    numbers = [each.number for each in _steps(judge_nights(history, "nightly"))]
+    first = FIRST_NS // DAY_NS
+    assert numbers == list(range(first, first + 62))
+    for known in load_states(history, "nightly").values():
+        kept = known.state.nights
+        assert (len(kept), kept[0]) == (60, (first + 2, FIRST_NS + DAY_NS))
+        assert kept[-1] == (first + 61, FIRST_NS + 61 * DAY_NS // 2)

@@ -22,6 +22,7 @@ from bench.suite.ledger import (
     Begun,
     CaseBegun,
     CaseEnded,
+    CaseState,
     Ended,
     LedgerWriter,
     Record,
@@ -313,3 +314,35 @@ def test_a_ledger_of_before_there_were_races_is_read(tmp_path: Path) -> None:
         b'{"type":"case_ended","case":"ddp","run":null,"outcome":"left_out","time_ns":2}\n'
     )
     assert fold(read_ledger(path).records).case("ddp").outcome == "left_out"
+
+
+def test_a_case_that_did_not_run_keeps_its_run_its_trials_and_why() -> None:
+    out = CaseEnded(case="ddp", run=None, outcome="left_out", reason="no time", is_infrastructure=True, time_ns=9)
+    state = fold((BEGUN, begin("ddp", "run-a", attempt=1), end_trial("ddp", "run-a", 0), out)).case("ddp")
+    assert state == CaseState(
+        run="run-a",
+        attempt=1,
+        trials_done=frozenset({0}),
+        outcome="left_out",
+        reason="no time",
+        is_infrastructure=True,
+        begun_ns=2,
+        ended_ns=9,
+    )
+
+
+def test_another_run_of_a_case_starts_over_and_the_same_one_goes_on() -> None:
+    records = (BEGUN, begin("ddp", "run-a"), end_trial("ddp", "run-a", 0))
+    later = CaseBegun(case="ddp", run="run-b", attempt=1, time_ns=7)
+    again = CaseBegun(case="ddp", run="run-a", attempt=1, time_ns=7)
+    assert fold((*records, later)).case("ddp") == CaseState(run="run-b", attempt=1, begun_ns=7)
+    assert fold((*records, again)).case("ddp") == CaseState(
+        run="run-a", attempt=1, trials_done=frozenset({0}), begun_ns=2
+    )
+
+
+def test_a_link_is_no_ledger(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(msgspec.json.encode(BEGUN) + b"\n")
+    (tmp_path / LEDGER).symlink_to("other")
+    with pytest.raises(Misuse, match=r"cannot be read: .*; `observatory suite show` lists suite runs"):
+        read_ledger(tmp_path / LEDGER)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,3 +196,34 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(InfrastructureFailed, match="Not a directory; choose another place with --runs"):
         begin(suite(tmp_path), tmp_path / "runs")
+
+
+def test_the_stored_suite_has_its_version_first(tmp_path: Path) -> None:
+    with begin(suite(tmp_path), tmp_path / "runs") as ledger:
+        document = json.loads((ledger.folder / SUITE).read_text())
+    assert next(iter(document.items())) == ("schema_version", 1)
+    assert [case["name"] for case in document["cases"]] == ["ddp[ranks=1]", "ddp[ranks=2]", "single"]
+
+
+def test_a_folder_of_suite_runs_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "suites").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InfrastructureFailed, match="suites is a link, but must be a folder; choose another place"):
+        begin(suite(tmp_path), tmp_path / "runs")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o1770, 0o1770), (0o770, 0o750), (0o1750, 0o750)])
+def test_who_may_add_runs_to_a_shared_folder_may_add_suite_runs(tmp_path: Path, mode: int, expected: int) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs").chmod(mode)
+    with begin(suite(tmp_path), tmp_path / "runs"):
+        found = (tmp_path / "runs" / "suites").stat().st_mode
+    assert stat.S_IMODE(found) == expected
+
+
+def test_a_file_in_place_of_the_folder_has_no_suite_runs(tmp_path: Path) -> None:
+    (tmp_path / "suites").touch()
+    assert list(suite_run_folders(tmp_path)) == []
+    assert list(suite_run_folders(tmp_path / "nowhere")) == []

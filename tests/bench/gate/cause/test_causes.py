@@ -39,7 +39,9 @@ from tests.bench.made.scaled import Made, made_estimates
 NIGHTS = 18
 """Nights that are alike, before the first bad one."""
 SLOWER = 1.08
-COMMITS = f"commit {'8' * 12}..{'f' * 12} (the first is gone from the repository)"
+_HAS_REPOSITORY = (Path(__file__).parents[4] / ".git").exists()  # Not in an unpacked archive of the tree.
+_COUNTED = "the first is gone from the repository" if _HAS_REPOSITORY else "not counted: no repository here"
+COMMITS = f"commit {'8' * 12}..{'f' * 12} ({_COUNTED})"
 _OF_NIGHTS = (results.RUN_MEAN_STEP_SECONDS.name, results.RUN_TOKENS_PER_SECOND.name)
 
 
@@ -302,6 +304,21 @@ def test_a_run_that_cannot_be_read_keeps_no_night_from_being_judged(history: His
     (cause,) = explain(history, [one], (), Path("/nowhere"), is_whole=True)
     assert cause.line == one.cause
     assert cause.commands == ("observatory diagnose run0018-ddp",)
+
+
+def test_a_run_that_can_no_longer_be_read_leaves_the_line_and_the_next_command(history: History) -> None:
+    _add_bad(history, NIGHTS, _machine(driver_version="560.28"))
+    one = _judged(history)
+    with history.transaction() as connection:
+        connection.execute(update(RUNS).where(RUNS.c.id == "run0018-ddp").values(summary_json='{"schema_version": 99}'))
+    (cause,) = explain(history, [one], (), Path("/nowhere"), is_whole=True)
+    assert (cause.case, cause.figures, cause.line) == ("ddp", (one,), one.cause)
+    assert (cause.good_run, cause.bad_run) == ("run0017-ddp", "run0018-ddp")
+    assert (cause.is_likely, cause.changes, cause.time, cause.traces, cause.standout) == (False, (), None, None, None)
+    assert [why.partition(" in store ")[0] for why in cause.missing] == ["run run0018-ddp"]
+    assert cause.commands == ("observatory diagnose run0018-ddp",)
+    (unknown,) = explain(history, [msgspec.structs.replace(one, cause=None)], (), Path("/nowhere"), is_whole=True)
+    assert unknown.line.startswith("unknown: run run0018-ddp in store ")
 
 
 def test_states_and_verdicts_of_an_older_version_get_their_cause_on_the_next_night(history: History) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.case import Purpose, SuiteMember
 from bench.errors import InfrastructureFailed, Misuse
 from bench.store.history import History
+from bench.store.schema import ESTIMATES, RUNS
 from bench.store.suite_record import SuiteRecord
 from tests.bench.made.examples import make_machine, make_summary
 
@@ -90,3 +92,31 @@ def test_each_use_of_a_broken_store_names_the_store(tmp_path: Path) -> None:
             with pytest.raises(InfrastructureFailed) as refused:
                 use(history)
             assert str(refused.value).startswith(f"store sqlite:///{file}: no such table: "), name
+
+
+def test_a_baseline_is_never_a_rerun(tmp_path: Path) -> None:
+    with History(f"sqlite:///{tmp_path}/history.sqlite") as history:
+        for name, is_rerun in (("first", False), ("again", True)):
+            member = SuiteMember(suite="nightly", id="night", case="ddp", is_rerun=is_rerun)
+            history.add(make_summary(name, purpose=Purpose(origin="nightly", member=member)), make_machine())
+        history.add(make_summary("alone", started_ns=1), make_machine())
+        made = make_summary()
+        assert [run.run for run in history.baselines(made.case.key(), made.hardware, 9)] == ["first", "alone"]
+
+
+def test_an_estimate_is_a_row_with_its_interval(tmp_path: Path) -> None:
+    summary = make_summary()
+    with History(f"sqlite:///{tmp_path}/history.sqlite") as history:
+        history.add(summary, make_machine())
+        with history.transaction() as connection:
+            rows = {(row.metric, row.median, row.low, row.high) for row in connection.execute(ESTIMATES.select())}
+    assert rows == {(each.metric, each.median, each.low, each.high) for each in summary.estimates}
+
+
+def test_a_run_that_cannot_be_read_is_named_with_its_store(tmp_path: Path) -> None:
+    with History(f"sqlite:///{tmp_path}/history.sqlite") as history:
+        history.add(make_summary("a"), make_machine())
+        with history.transaction() as connection:
+            connection.execute(RUNS.update().values(summary_json='{"schema_version": 99}'))
+        with pytest.raises(Misuse, match=f"^run a in store sqlite:///{tmp_path}/history.sqlite"):
+            history.find("a")

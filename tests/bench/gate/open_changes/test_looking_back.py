@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from bench.gate.accept import accept
+from bench.gate.missing import day_of
 from bench.gate.nightly import judge_nights
 from bench.gate.verdicts import BAD, Verdict, load_states, save_accepted
 from bench.results.estimate import estimate
 from bench.store.history import History
 from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
-from tests.bench.made.fake_nights import STEP_S, FakeNights
+from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights
 
 LevelOf = Callable[[int, random.Random], float]
 
@@ -48,7 +49,40 @@ def test_every_second_night_that_is_slower_is_told_as_more_bad_nights(history: H
     last = verdicts[-1]
     assert last.outcome == "mixture"
     assert "every second night is" in last.reason
-    assert [each.is_new for each in verdicts if each.outcome == "mixture"].count(True) == 1
+    first, *later = (each for each in verdicts if each.outcome == "mixture")
+    assert (first.is_new, {each.is_new for each in later}) == (True, {False})
+    _assert_dated(first, range(38, 44))
+    assert {each.since_ns for each in later} == {first.since_ns}
+
+
+def _assert_dated(verdict: Verdict, numbers: range) -> None:
+    """The change began on one of these nights, which its reason names, and its interval has it and its size."""
+    since_ns, low_ns, high_ns = verdict.since_ns, verdict.since_low_ns, verdict.since_high_ns
+    assert since_ns is not None
+    assert low_ns is not None
+    assert high_ns is not None
+    assert since_ns in {FIRST_NS + number * DAY_NS + 1 for number in numbers}
+    assert low_ns <= since_ns <= high_ns
+    assert low_ns < high_ns
+    assert day_of(since_ns) in verdict.reason
+    assert verdict.change_ratio is not None
+    assert verdict.low is not None
+    assert verdict.high is not None
+    assert verdict.low < verdict.change_ratio < verdict.high
+
+
+def test_slow_nights_that_are_gone_are_an_improvement_that_is_told_once(history: History) -> None:
+    def level(number: int, generator: random.Random) -> float:
+        return 1.3 if number < 40 and number % 2 else 1.0
+
+    verdicts = _judged(history, 65, level, seed=2)
+    better = [each for each in verdicts if each.number > verdicts[40].number and each.outcome == "improvement"]
+    assert [each.is_new for each in better] == [True]
+    _assert_dated(better[0], range(38, 44))
+    assert better[0].high is not None
+    assert better[0].high < 1
+    assert verdicts[-1].outcome == "same"
+    assert not [each for each in verdicts if each.outcome in BAD]
 
 
 def test_twice_as_slow_in_much_noise_is_worse(history: History) -> None:
