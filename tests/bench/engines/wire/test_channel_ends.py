@@ -110,14 +110,20 @@ class Gate:
         return meet(stream, KEY, "runner")
 
 
-def test_a_bounded_number_of_messages_waits_for_the_other_side_and_all_arrive_in_order(ends: Ends) -> None:
-    gate = Gate()
+def _full(ends: Ends, gate: Gate) -> tuple[Channel[FromAgent], threading.Thread, queue.SimpleQueue[bool]]:
+    """Return a channel in which no more messages may wait, the thread that sends one more, and what `send` answers it."""
     channel = ends.channel(gate)
     for number in range(WAITING):
         assert channel.send(_order(number))
     sent = queue.SimpleQueue[bool]()
     sending = threading.Thread(target=lambda: sent.put(channel.send(_order(WAITING))), daemon=True)
     sending.start()
+    return channel, sending, sent
+
+
+def test_a_bounded_number_of_messages_waits_for_the_other_side_and_all_arrive_in_order(ends: Ends) -> None:
+    gate = Gate()
+    channel, sending, sent = _full(ends, gate)
     sending.join(0.05)
     assert sending.is_alive()  # It waits for room.
     gate.may_open.set()
@@ -129,12 +135,7 @@ def test_a_bounded_number_of_messages_waits_for_the_other_side_and_all_arrive_in
 
 def test_who_waits_to_send_is_told_when_nothing_can_be_sent_any_more(ends: Ends) -> None:
     gate = Gate()
-    channel = ends.channel(gate)
-    for number in range(WAITING):
-        assert channel.send(_order(number))
-    sent = queue.SimpleQueue[bool]()
-    sending = threading.Thread(target=lambda: sent.put(channel.send(_order(WAITING))), daemon=True)
-    sending.start()
+    channel, _, sent = _full(ends, gate)
     channel.hang_up(0.0)
     assert sent.get(timeout=WITHIN_S) is False
     ends.theirs.close()
