@@ -111,7 +111,7 @@ class Gate:
 
 
 def _full(ends: Ends, gate: Gate) -> tuple[Channel[FromAgent], threading.Thread, queue.SimpleQueue[bool]]:
-    """Return a channel in which no more messages may wait, the thread that sends one more, and what `send` answers it."""
+    """Return a channel in which no more messages may wait, the thread that sends one more, and what `send` answers."""
     channel = ends.channel(gate)
     for number in range(WAITING):
         assert channel.send(_order(number))
